@@ -36,16 +36,15 @@ from foretell.pytorch.deploy.mesh import place
 SPREAD = tomllib.loads((Path(__file__).parent / "spread.toml").read_text())
 PRIOR = {name: float(value) for name, value in SPREAD["prior"].items()}
 NOISE = float(SPREAD["noise"]["run"])
-_MOST = 20_000  # ops that are kept
+_KEPT = 20_000  # ops
 _OLD = 0.8  # weight of what was learned before, at each run
 Tensor = Any
 BURN = 4e-3  # core seconds of one piece of work that is tried, at most
 _LEAST = 5e-4  # and at least
-_CHUNK, _MOST = 40, 400  # pieces between looks at how steady they are, and in all
-_STEADY = 0.03  # standard error of the mean, of ln
+_PIECE = 0.1  # core seconds between two messages, at most
+_ROUNDS = (12, 100)  # of work and a message
 _TURNS = (24, 800)  # rounds of stages that work in turn, at least and at most
-_WHILE = 1.0  # core seconds of a rank's rounds: a process that slept is served first for a while
-_MEETS = 12  # small messages behind work
+_WHILE = 1.0  # core seconds of a rank's rounds
 _PAIRS = 24  # pieces that ranks begin together, and apart
 _SPREAD = 1.4826  # of a normal distribution: standard over median distance
 _SMALL = 1024  # numbers of a small message
@@ -96,7 +95,7 @@ class Machine:
     def with_ops(self, seconds: Mapping[TimedOp, float], launch: float) -> Machine:
         """The machine with more ops timed."""
         whole = dict(self.seconds) | dict(seconds)
-        return replace(self, seconds=dict(list(whole.items())[-_MOST:]), launch=launch)
+        return replace(self, seconds=dict(list(whole.items())[-_KEPT:]), launch=launch)
 
     def with_run(
         self, ratios: Mapping[str, float], shares: Mapping[str, float] | None = None
@@ -146,6 +145,7 @@ class Load(NamedTuple):
 
     busy: float  # wall over core seconds of work
     unsteady: float  # standard deviation of its logarithm
+    others: float  # the same, with what a rank waits for a core when a message has come
     late: float  # seconds of a small message behind work
     sent: float = 0.0  # seconds of a small message to the next stage
     apart: float = 0.0  # seconds that the first rank to begin a step waits for the last
@@ -163,7 +163,9 @@ def probe(plan: Plan, piece: float, between: Callable[[], Any] | None = None) ->
         many = round(_WHILE / each)
         found = _in_turn(plan, work, min(max(many, _TURNS[0]), _TURNS[1]))
     else:
-        found = _at_once(work, piece)
+        span = max(1, round(min(piece, _PIECE) / each))
+        many = round(_WHILE / (span * each))
+        found = _at_once(work, span, min(max(many, _ROUNDS[0]), _ROUNDS[1]))
     if between is None or dist.get_world_size() == 1:
         return found
     apart, off = _apart(_work(_LEAST), between)
@@ -208,47 +210,43 @@ def _work(seconds: float) -> Callable[[], tuple[float, float]]:
     return work
 
 
-def _at_once(work: Callable[[], tuple[float, float]], piece: float) -> Load:
-    walls: list[float] = []
-    cores: list[float] = []
-    dist.barrier()
-    while len(walls) < _MOST:
-        for _ in range(_CHUNK):
-            wall, core = work()
-            walls.append(wall)
-            cores.append(core)
-        logs = torch.tensor(walls, dtype=torch.float64).log()
-        error = (logs.std() / len(walls) ** 0.5).reshape(1)
-        dist.all_reduce(error, op=dist.ReduceOp.MAX)
-        if float(error) < _STEADY:
-            break
-    rows: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(rows, (walls, min(cores)))
-    core = min(row[1] for row in rows)
-    span = max(1, min(round(piece / core), len(walls) // 4))
-    found = _slowest(torch.tensor([row[0] for row in rows], dtype=torch.float64), span) / core
-    found = found.clamp(min=1.0)
-    return Load(float(found.median()), float(found.log().std()), _behind(work))
+def _at_once(work: Callable[[], tuple[float, float]], span: int, rounds: int) -> Load:
+    """Rounds of work with a small message behind each, as steps have them.
 
-
-def _slowest(walls: Tensor, span: int) -> Tensor:
-    """Mean wall seconds of `span` pieces in a row on the slowest rank, from every start."""
-    return walls.unfold(1, span, 1).mean(-1).max(0).values
-
-
-def _behind(work: Callable[[], tuple[float, float]]) -> float:
-    """Seconds of a small all-reduce behind work, when the slowest rank has come to it."""
+    A rank that has waited for a message is served first for a while, whatever else runs: so short
+    pieces between messages find less of a load than long ones.
+    """
     small = torch.zeros(8)
-    rows = []
-    for _ in range(_MEETS):
-        dist.barrier()
-        wall, _ = work()
+    rows: list[tuple[float, float, float]] = []
+    dist.barrier()
+    queued = run_files.queued()
+    for _ in range(rounds):
+        both = [work() for _ in range(span)]
+        wall, core = (sum(column) for column in zip(*both, strict=True))
         start = time.perf_counter()
         dist.all_reduce(small)
-        rows.append((wall, wall + time.perf_counter() - start))
-    each = torch.tensor(rows, dtype=torch.float64)
-    dist.all_reduce(each, op=dist.ReduceOp.MAX)
-    return float((each[:, 1] - each[:, 0]).sort().values[:-1].mean())
+        rows.append((wall, wall + time.perf_counter() - start, core))
+    others = _waited(run_files.queued() - queued, sum(row[2] for row in rows))
+    each = torch.tensor(rows[1:], dtype=torch.float64)
+    least = each[:, 2].median()
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    dist.all_reduce(each, op=dist.ReduceOp.MAX)  # of the slowest rank
+    busy = (each[:, 0] / least).clamp(min=1.0)
+    late = usual(each[:, 1] - each[:, 0])
+    return Load(usual(busy), float(busy.log().std()), others, late)
+
+
+def _waited(queued: float, core: float) -> float:
+    """Core and waiting seconds over core seconds, of the rank that waits longest for a core."""
+    found = torch.tensor(1.0 + queued / max(core, 1e-9), dtype=torch.float64)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return float(found)
+
+
+def usual(seconds: Tensor) -> float:
+    """The mean, but for the longest quarter: what else a machine does comes in bursts."""
+    ordered = seconds.sort().values
+    return float(ordered[: max(len(ordered) * 3 // 4, 1)].mean())
 
 
 def _in_turn(plan: Plan, work: Callable[[], tuple[float, float]], turns: int) -> Load:
@@ -257,6 +255,7 @@ def _in_turn(plan: Plan, work: Callable[[], tuple[float, float]], turns: int) ->
     tensor = torch.zeros(_SMALL)
     walls, cores, rounds = list[float](), list[float](), list[float]()
     dist.barrier()
+    queued = run_files.queued()
     for _ in range(turns):
         start = time.perf_counter()
         if other is not None and not is_first:
@@ -269,15 +268,16 @@ def _in_turn(plan: Plan, work: Callable[[], tuple[float, float]], turns: int) ->
         if other is not None and is_first:
             dist.recv(tensor, other)
         rounds.append(time.perf_counter() - start)
+    others = _waited(run_files.queued() - queued, sum(cores))
     rows: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(rows, (walls, min(cores), rounds, other, is_first))
+    dist.all_gather_object(rows, (walls, statistics.median(cores), rounds, other, is_first))
     core = min(row[1] for row in rows)
     sent = [_message(row, rows[row[3]]) for row in rows if row[3] is not None and row[4]]
     each = torch.tensor([row[0] for row in rows], dtype=torch.float64)
     each = each[:, turns // 4 :]  # the first are those of ranks that have just slept
     busy = (each.mean(0) / core).clamp(min=1.0)
     late = max(sent, default=0.0)
-    return Load(float(busy.sort().values[:-1].mean()), float(busy.log().std()), late, late)
+    return Load(usual(busy), float(busy.log().std()), others, late, late)
 
 
 def _message(first: Any, second: Any) -> float:

@@ -231,7 +231,7 @@ class LocalPass:
             with torch.random.fork_rng(devices=[]):
                 model = _copied(self.model)
                 if in_buckets:
-                    _put_in_buckets(model)
+                    put_in_buckets(model)
                 return self._taken(model, [_first(one, samples) for one in self.batch], times)
         except Exception:  # whatever a model may want: its ops are priced alone then
             return None
@@ -259,7 +259,7 @@ class LocalPass:
         return Taken(statistics.median(passes), statistics.median(updates), profiled(both))
 
 
-def _put_in_buckets(model: Any) -> None:
+def put_in_buckets(model: Any) -> None:
     """Copy each gradient, once it is there, to a place that stays."""
     for parameter in model.parameters():
         slot = torch.zeros_like(parameter)

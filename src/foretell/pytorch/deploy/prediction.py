@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ from foretell.pytorch.deploy.machine import (
     load_machine,
     probe,
     save_machine,
+    usual,
 )
 from foretell.pytorch.deploy.op_times import (
     LocalPass,
@@ -52,6 +54,7 @@ from foretell.pytorch.deploy.op_times import (
     Taken,
     first_apart,
     priced_ops,
+    put_in_buckets,
     shown_as,
 )
 from foretell.pytorch.ranks.links import line, this_machine
@@ -68,7 +71,7 @@ _CACHE = 32 * 2**20  # bytes that a step writes between two messages of the same
 _REPEATS = 8
 _TENSORS = 64  # of the stages that a pipeline's runtime is timed on, at most, weights and biases
 _UNITS, _MESSAGES = 4, 3  # of the models that FSDP is timed on; messages of each unit
-_WIDTHS = (32, 512)  # of their layers
+_WIDTHS = (32, 2048)  # of their layers, at least and at most
 _NORM = "batch_norm"
 _GRADIENT = 2**20  # numbers of a gradient that is copied into its bucket
 _BUCKET = 25 * 2**20  # bytes
@@ -125,6 +128,8 @@ class Predictor:
         self.families: dict[str, float] = {}  # the same by family, where they were seen in it
         self.in_place = 1.0  # how many times as long as priced ops take in the model
         self.per_tensor = 0.0  # core seconds that FSDP adds to the update of a tensor
+        self.unsteady = 0.0  # standard error of the logarithm of a large message's seconds
+        self.around = 0.0  # core seconds of a step beside forward, backward, update and messages
         trained = [p for p in step.model.parameters() if p.requires_grad]
         self.parameters, self.tensors = sum(p.numel() for p in trained), len(trained)
         self.workload: Workload | None = None
@@ -170,14 +175,18 @@ class Predictor:
             return self.known if dist.get_rank() == 0 else {}
         if self.plan.pp > 1:
             self._add_runtime()
+        elif self._has_buckets:
+            self.around = _together([_around(self.tensors)])[0] or 0.0
         load = probe(self.plan, self._piece(), between)
         busy = load.busy
+        sent = list(_messages(self.plan, self.size))
+        self.unsteady = max((off for _, off in sent), default=0.0)
         messages = tuple(
             m._replace(start=max(m.start, load.sent if m.op == "send" else load.late))
-            for m in _messages(self.plan, self.size)
+            for m, _ in sent
         )
         if self.plan.zero >= 2:
-            messages, self.per_tensor = _as_sharded(messages, self.plan, self.step.optimizer)
+            messages, self.per_tensor = _as_sharded(messages, self.plan, self.step)
             talk = self.machine.factor("talk")  # what it is a factor of was timed as FSDP has it
             messages = tuple(
                 m._replace(start=m.start / talk, slope=m.slope / talk) for m in messages
@@ -340,15 +349,16 @@ class Predictor:
         ops = TimedOps(seconds, load * self.in_place)
         cluster = self._machines(machine, ops, messages)
         found = predict(self.plan, self.workload, cluster)
-        update = load * self.per_tensor * self.tensors / self.plan.pp
+        update = load * (self.per_tensor * self.tensors / self.plan.pp + self.around)
         step = found.step + found_load.apart + update
         # work that is longer than what was timed for the load sees more of its mean
         sigma = found_load.unsteady * min(1.0, BURN / step) ** 0.5
-        drift = _DRIFT["idle"] + _DRIFT["load"] * math.log(load)
+        drift = _DRIFT["idle"] + _DRIFT["load"] * math.log(found_load.others)
         # one step waits by other seconds than the next, and waiting may be another's altogether
         waits = math.log1p(max(found_load.apart_off, found_load.apart) / step)
+        talk = math.log1p(math.expm1(self.unsteady) * found.breakdown["reduce_s"] / step)
         down, up = (
-            math.exp(EIGHTY_PERCENT * math.hypot(wide / EIGHTY_PERCENT, sigma, drift, waits))
+            math.exp(EIGHTY_PERCENT * math.hypot(wide / EIGHTY_PERCENT, sigma, drift, waits, talk))
             for wide in (math.log(found.step / found.low), math.log(found.high / found.step))
         )
         parts = found.breakdown
@@ -356,7 +366,7 @@ class Predictor:
             "step_s": step,
             "low_s": step / down,
             "high_s": step * up,
-            "load": load,
+            "load": found_load.others,
             "waits_s": found_load.apart,
             "breakdown": parts
             | {
@@ -444,6 +454,43 @@ def _action(plan: Plan, tensors: int) -> float:
     return max(min(took) - min(less) / plan.pp, 0.0) / (2 * many)
 
 
+def _around(tensors: int) -> float:
+    """Core seconds that a step of ours takes beside its ops and messages: hooks, buckets, Python.
+
+    Timed on layers that compute next to nothing, few and many, in turn with a plain loop.
+    """
+    few, many = 1, min(max(tensors // 2, 2), _TENSORS)
+    small, large = (_beside_ops(units) for units in (few, many))
+    return max(small + (large - small) / (many - few) * (tensors / 2 - few), 0.0)
+
+
+def _beside_ops(units: int) -> float:
+    """The same of so many layers, each with two tensors."""
+    from foretell.pytorch.deploy.apply import deploy  # which a prediction of others does not need
+
+    width = 8
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(units)))
+    plain = copy.deepcopy(model)
+    put_in_buckets(plain)
+    ours, theirs = (torch.optim.SGD(m.parameters()) for m in (model, plain))
+    made = deploy(model, ours, Plan(dp=dist.get_world_size()), device="cpu", samples=1)
+    x, message, took = torch.randn(1, width), torch.zeros(width), list[tuple[float, ...]]()
+    for _ in range(2 * _REPEATS):
+        marks = [time.thread_time()]
+        made.step((x,), x)
+        marks.append(time.thread_time())
+        theirs.zero_grad()
+        made.loss(plain(x), x).backward()
+        theirs.step()
+        marks.append(time.thread_time())
+        for _ in range(2):  # a bucket, and which parameters were used
+            dist.all_reduce(message)
+        marks.append(time.thread_time())
+        took.append(tuple(b - a for a, b in pairwise(marks)))
+    step, loop, sent = (statistics.median(row) for row in zip(*took, strict=True))
+    return step - loop - sent
+
+
 def _together(mine: list[float | None]) -> list[float | None]:
     """The slowest rank's of each; None where a rank has none."""
     if not mine:
@@ -491,27 +538,31 @@ def _updates(step: Step, asked: list[TimedOp], in_place: float | None) -> dict[T
     return found
 
 
-def _messages(plan: Plan, size: float) -> Iterable[Message]:
-    """The collectives of a plan as they are now, over as many ranks as its axes have."""
+def _messages(plan: Plan, size: float) -> Iterable[tuple[Message, float]]:
+    """The collectives of a plan as they are now, over as many ranks as its axes have.
+
+    And how sure the mean of the largest is: the standard error of its logarithm.
+    """
     wide = {plan.dp * plan.cp, plan.sharing, plan.tp, plan.cp, plan.ep, dist.get_world_size()}
     for ranks in sorted(n for n in wide if n > 1 and dist.get_world_size() % n == 0):
         group, _ = dist.new_subgroups(ranks)
         for op, run in _OPS.items():
             rows = [(sent, _sent(run, sent, ranks, group)) for sent in _sizes(size)]
-            took = [seconds for _, seconds in rows]
+            took = [usual(seconds) for _, seconds in rows]
             start, slope = line(
                 torch.tensor([float(s) for s, _ in rows]).numpy(), torch.tensor(took).numpy()
             )
-            yield Message(op, ranks, start, slope)
+            largest = rows[-1][1].log()
+            yield Message(op, ranks, start, slope), float(largest.std()) / len(largest) ** 0.5
     if plan.pp > 1:
         rows = [(sent, _passed(sent)) for sent in _sizes(size)]
         (small, first), (large, last) = rows[0], rows[-1]
         slope = max((last - first) / (large - small), 0.0)
-        yield Message("send", 2, max(first - slope * small, 0.0), slope)
+        yield Message("send", 2, max(first - slope * small, 0.0), slope), 0.0
 
 
 def _as_sharded(
-    messages: tuple[Message, ...], plan: Plan, optimizer: Callable[[Any], Any]
+    messages: tuple[Message, ...], plan: Plan, step: Step
 ) -> tuple[tuple[Message, ...], float]:
     """Messages as FSDP sends them: with its hooks, and the copies of what is gathered.
 
@@ -521,15 +572,17 @@ def _as_sharded(
     mesh = init_device_mesh(
         "cpu", (dist.get_world_size() // wide, wide), mesh_dim_names=("copies", "parts")
     )
+    largest = math.isqrt(max((p.numel() for p in step.model.parameters()), default=1))
+    widths = (_WIDTHS[0], min(max(largest, 4 * _WIDTHS[0]), _WIDTHS[1]))
     found, update = [], 0.0
-    for width in _WIDTHS:
+    for width in widths:
         both = [[nn.Linear(width, width, bias=False) for _ in range(_UNITS)] for _ in range(2)]
         for unit in both[1]:
             fully_shard(unit, mesh=mesh["parts"])
         took = [_step_of(nn.Sequential(*units), width) for units in both]
         found.append(max((took[1] - took[0]) / _UNITS / _MESSAGES, 0.0))
-        update = update or _longer_update(both[0], both[1], optimizer)
-    (small, large), sizes = found, [4.0 * width**2 for width in _WIDTHS]
+        update = update or _longer_update(both[0], both[1], step.optimizer)
+    (small, large), sizes = found, [4.0 * width**2 for width in widths]
     slope = max((large - small) / (sizes[1] - sizes[0]), 0.0)
     start = max(small - slope * sizes[0], 0.0)
     kinds = ("all_gather", "reduce_scatter")
@@ -590,14 +643,14 @@ def _norms(asked: list[TimedOp], group: Any) -> Iterable[tuple[TimedOp, float]]:
             y.sum().backward()
             ends = time.perf_counter()
             took.append(ends - middle if op.op.endswith("backward") else middle - start)
-        yield op, _mean(took)
+        yield op, usual(_of_slowest(took))
 
 
-def _mean(took: list[float]) -> float:
-    """Seconds of the slowest rank: the mean, but for the first and the longest."""
+def _of_slowest(took: list[float]) -> Tensor:
+    """Seconds of the slowest rank, but for the first time."""
     slowest = torch.tensor(took[1:], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return float(slowest.sort().values[:-1].mean())
+    return slowest
 
 
 def _step_of(model: Any, width: int) -> float:
@@ -608,7 +661,7 @@ def _step_of(model: Any, width: int) -> float:
         start = time.perf_counter()
         model(x).sum().backward()
         took.append(time.perf_counter() - start)
-    return _mean(took)
+    return usual(_of_slowest(took))
 
 
 def _sizes(size: float) -> list[int]:
@@ -616,8 +669,8 @@ def _sizes(size: float) -> list[int]:
     return [*_SENT, largest]
 
 
-def _sent(run: Any, size: int, ranks: int, group: Any) -> float:
-    """Seconds of a collective."""
+def _sent(run: Any, size: int, ranks: int, group: Any) -> Tensor:
+    """Seconds of a collective, each time."""
     tensor, others = torch.zeros(size // 4 // ranks * ranks), torch.zeros(_CACHE // 4)
     took = []
     for _ in range(_REPEATS + 1):
@@ -627,7 +680,7 @@ def _sent(run: Any, size: int, ranks: int, group: Any) -> float:
         start = time.perf_counter()
         run(tensor, ranks, group)
         took.append(time.perf_counter() - start)
-    return _mean(took)
+    return _of_slowest(took)
 
 
 def _passed(size: int) -> float:

@@ -364,7 +364,7 @@ class _Steps:
     def take(self, step: int, steps: int, heartbeat: Heartbeat) -> float:
         """Seconds of one step of so many, the batch not counted."""
         inputs, target = self.between(heartbeat, step, f"step {step}", step / steps)
-        start, core, queued = time.perf_counter(), time.thread_time(), run_files.queued()
+        queued, start, core = run_files.queued(), time.perf_counter(), time.thread_time()
         loss = self._step(inputs, target)
         if self.scheduler is not None:
             self.scheduler.step()
