@@ -29,7 +29,7 @@ from foretell.plan.order import FAMILIES, ONE_CHUNK
 from foretell.plan.plan import Segment, written
 from foretell.search.joint import Joint
 from foretell.search.partition import kinds
-from foretell.search.refine import Evaluator, Found, neighbours
+from foretell.search.refine import Evaluator, Found
 from foretell.workload import Workload
 from foretell.workload import load as load_workload
 
@@ -199,7 +199,7 @@ def _walked(start: Plan, on: Evaluator, draw: random.Random) -> list[Found]:
     for _ in range(on.budget):
         plan = start
         for _ in range(draw.randint(1, WALK)):
-            near = list(neighbours(plan, on.workload, on.cluster))
+            near = list(on.neighbours(plan))
             draw.shuffle(near)
             plan = next((p for p in near if on.can_be(p)), plan)
         ends.append(plan)

@@ -297,7 +297,7 @@ def hop(context: Priced, here: int, there: int) -> float:
     """
     if context.is_even:
         return float(sends(context.stages[here].costs, context.workload, context.cluster)[0])
-    size = np.array([max(_output_bytes(context, here), _output_bytes(context, there))])
+    size = np.array([max(context.stages[at].output_bytes for at in (here, there))])
     ends = [context.stages[at] for at in (here, there)]
     parts = send_parts(ends[0].plan) if ends[0].plan.tp == ends[1].plan.tp else 1
     took = float(collective.price("send", size / parts, context.apart(here, there)).seconds[0])
@@ -325,7 +325,7 @@ def _send(
         rank=ranks[0],
         lane=_sending_lane(context, way, here, there),
         seconds=seconds,
-        comm_bytes=_output_bytes(context, here[0]),
+        comm_bytes=context.stages[here[0]].output_bytes,
         phase="communicate",
         micro_batch=np.arange(len(made)),
         group=group_text(ranks),
@@ -351,9 +351,3 @@ def _is_up(way: int, here: tuple[int, int], there: tuple[int, int]) -> bool:
     if here[1] == there[1]:
         return there[0] < here[0]
     return way == 1
-
-
-def _output_bytes(context: Priced, stage: int) -> float:
-    """Bytes a stage sends on of one micro-batch."""
-    block = next(i for i, layer in enumerate(context.workload.layers) if layer.is_block)
-    return float(context.stages[stage].costs.holdings[block].output_bytes[0])

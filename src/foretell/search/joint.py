@@ -49,7 +49,7 @@ from foretell.search.oracle.scale import per_node
 from foretell.search.oracle.space import Space, Swept, layouts, strategy, sweep
 from foretell.search.partition import Partitioner, meshes, rows_of
 from foretell.search.placement.planner import PlacementPlanner
-from foretell.search.refine import BEYOND, Evaluator, Found, descend, neighbours, race, unsharded
+from foretell.search.refine import BEYOND, Evaluator, Found, descend, race, share_moves, unsharded
 from foretell.search.schedule.choose import searched
 from foretell.workload import Workload
 
@@ -280,8 +280,13 @@ class _Search:
 
     def _searched(self, swept: Swept) -> None:
         starts = self._started(
-            [self._layouts(swept), self._partitioned(swept), *self._fewer_devices(), self._unlike()]
-        )
+            [
+                self._layouts(swept), self._partitioned(swept), *self._fewer_devices(),
+                self._unlike(),
+            ]
+        )  # fmt: skip
+        least = min((one.cost for one in starts), default=float("inf"))
+        starts += self.on.of([plan for guess, plan in self._uneven(swept) if guess <= least][:HEAD])
         if starts:
             self._descended(starts)
         for axis, planner in (("placement", self._placing()), ("fusion", self._fusing())):
@@ -446,6 +451,31 @@ class _Search:
         self.progress(f"{len(offered)} pipelines of unlike stages", self._least())
         return offered[: int(self.on.budget * UNLIKE)]
 
+    def _uneven(self, swept: Swept) -> Offers:
+        """Layouts whose replicas on unlike devices have samples by their speed."""
+        if not (self.is_mixed and self.within.is_free("placement")):
+            return []
+        spare = [i for i in ranked(swept) if swept.plans[i].dp > 1 and swept.plans[i].chunks == 1]
+        found: dict[str, tuple[float, Plan]] = {}
+        for i in _apart(swept, spare, PARTITIONED):
+            for other in self._spread(swept.plans[i]):
+                for one in share_moves(other, self.on.chains):
+                    if self._accepts(one):
+                        found[str(one)] = self.on.roughly(one), one
+        self.looked += len(found)
+        return sorted(found.values(), key=lambda one: (one[0], str(one[1])))
+
+    def _spread(self, plan: Plan) -> Iterator[Plan]:
+        """A layout on the ranks in order; with every kind of device in each stage."""
+        yield plan
+        every = partition.kinds(self.cluster)
+        inner = plan.ranks // plan.dp
+        if plan.pp > 1 and all(len(ranks) % inner == 0 for ranks in every):
+            each = [len(ranks) // plan.pp for ranks in every]
+            pairs = list(zip(every, each, strict=True))
+            dealt = [r[s * n : (s + 1) * n] for s in range(plan.pp) for r, n in pairs]
+            yield plan.but(layers=(), placement=tuple(rank for some in dealt for rank in some))
+
     def _fewer_devices(self) -> Iterator[Offers]:
         """The best layouts on the fastest kinds of device, or for energy on fewer nodes."""
         if not self.within.is_free("placement"):
@@ -528,7 +558,7 @@ class _Search:
 
     def _changed(self, one: Planned) -> None:
         """What a placement becomes with other kernels: simulated and kept where it is shorter."""
-        self.on.budget += len(list(neighbours(one.plan, self.workload, self.cluster))) + 4
+        self.on.budget += len(list(self.on.neighbours(one.plan))) + 4
         start = self.on.of([one.plan])
         if start:
             end = descend(start[0], self.on, lambda step: self.progress("descent", step))
