@@ -172,6 +172,7 @@ def _same(plan: Plan, name: str, value: Any) -> bool:
 
 
 HEAD = 6  # plans of every kind simulated before the best of all is looked at
+LAST = 0.15  # of the evaluations, for a descent from the best plan alone when others have ended
 LAYOUTS, CHAINS, UNLIKE, PARTS = 0.3, 0.1, 0.15, 0.1  # of the evaluations, before any descent
 
 
@@ -505,13 +506,22 @@ class _Search:
         for one in ranked:
             firsts.setdefault(_kind(one.plan), one)
         best, starts, seen = ranked[0], list(firsts.values()), set(firsts)
+        budget, self.on.budget = self.on.budget, int(self.on.budget * (1 - LAST))
         while starts and not self.on.is_spent:
-            self.progress(f"descent from {len(starts)} plans", best.step)
-            end = race(starts, self.on, lambda step: self.progress("descent", step))
-            best = min(best, end, key=Found.key)
+            best = self._raced(starts, best)
             behind = [one for one in firsts.values() if not self.on.is_left(one.plan)]
             starts = self._further(seen) or behind
+        self.on.budget = budget
+        best = self._raced([best], best)
+        while (starts := self._further(seen)) and not self.on.is_spent:
+            best = self._raced(starts, best)
         self._take(min([best, *self._ordered(best)], key=Found.key))
+
+    def _raced(self, starts: list[Found], best: Found) -> Found:
+        """The best plan so far and of what single moves from some others lead to."""
+        self.progress(f"descent from {len(starts)} plans", best.step)
+        end = race(starts, self.on, lambda step: self.progress("descent", step))
+        return min(best, end, key=Found.key)
 
     def _further(self, seen: set[str]) -> list[Found]:
         """Starts while the budget lasts: the best of strategies met on the way, then the next best.
@@ -572,7 +582,7 @@ class _Search:
             f"{n}: {k}": v for n, one in self.best.items() for k, v in one.baselines.items()
         }
         baselines |= _strategies(swept)
-        baselines |= {n: one.predicted for n, one in self.best.items()}
+        baselines |= {n: one.predicted for n, one in self.best.items() if n != name}
         usual = next(
             (baselines[n] for n in ("data", "fsdp", "zero") if n in baselines), best.baseline
         )
