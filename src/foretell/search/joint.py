@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -47,10 +48,13 @@ from foretell.search.fusion.planner import FusionPlanner
 from foretell.search.kit import Planned, Planner, Progress, repredicted, silent
 from foretell.search.oracle.scale import per_node
 from foretell.search.oracle.space import Space, Swept, layouts, strategy, sweep
-from foretell.search.partition import Partitioner, meshes, rows_of
+from foretell.search.partition import Partitioner, divisors, meshes, rows_of
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.refine import BEYOND, Evaluator, Found, descend, race, share_moves, unsharded
+from foretell.search.schedule.arrange import branches
+from foretell.search.schedule.best import solved
 from foretell.search.schedule.choose import searched
+from foretell.search.schedule.model import model
 from foretell.workload import Workload
 
 # Axis -> fields of a plan that it changes.
@@ -84,6 +88,7 @@ ALTERNATIVES = 4  # next-best plans that an answer names
 WIDE = 64  # devices: with more of them, tensor-parallel ranks share a node if any layout fits
 PARTITIONED = 40  # pipelines of which blocks and recompute are split by the dynamic program
 AGAIN = 3  # next-best plans that begin a descent together, when every strategy had one
+APART = 5  # sizes of a micro-batch that branches on ranks of their own are tried with
 ORDERED = 2.0  # seconds of work, about CPU seconds, for the order of a pipeline's stages
 SHORT = 20  # evaluations of fusions of large steps
 OPS = 5  # of a step for each evaluation: with more of them, fusions are not searched one by one
@@ -250,9 +255,9 @@ class _Search:
         """A plan as it is asked for: what runs is plain PyTorch, autocast in half precision."""
         o = self.options
         plan = self.within.filled(plan.but(precision=o.precision) if o.precision else plan)
-        if not o.runnable or o.framework or plan.framework:
+        if not o.runnable or o.framework:
             return plan
-        name = "fsdp" if plan.zero == 3 else "ddp"
+        name = plan.framework or ("fsdp" if plan.zero == 3 else "ddp")
         halves = {"fp16": "fp16-mixed", "bf16": "bf16-mixed"}
         dtype = self.workload.dtype
         precision = plan.precision or halves.get(dtype, dtype)
@@ -288,6 +293,7 @@ class _Search:
         )  # fmt: skip
         least = min((one.cost for one in starts), default=float("inf"))
         starts += self.on.of([plan for guess, plan in self._uneven(swept) if guess <= least][:HEAD])
+        starts += self.on.of(list(self._branches_apart()))
         if starts:
             self._descended(starts)
         for axis, planner in (("placement", self._placing()), ("fusion", self._fusing())):
@@ -466,6 +472,25 @@ class _Search:
         self.looked += len(found)
         return sorted(found.values(), key=lambda one: (one[0], str(one[1])))
 
+    def _branches_apart(self) -> Iterator[Plan]:
+        """Branches of a model side by side on ranks of their own, as each program runs them."""
+        free = all(self.within.is_free(axis) for axis in ("placement", "pp", "schedule"))
+        ways = branches(self.workload)[1] if free and self.cluster.size <= WIDE else []
+        if len(ways) < 2 or self.cluster.size <= len(ways):
+            return
+        micros = [b for b in divisors(self.batch) if 2 <= self.batch // b <= 4 * self.cluster.size]
+        programs = [
+            Plan(framework=name, compile=True, optimizer_kernels="fused")
+            for name in ("fsdp", "ddp")
+            if self.compiles and self.within.is_free("fusion")
+        ]
+        for given in map(self._filled, [*programs, Plan(framework=self.options.framework)]):
+            for micro in micros[-APART:]:
+                turns, one = self.batch // micro, given.but(micro_batch=micro)
+                with suppress(ForetellError):
+                    placed = model(self.workload, self.cluster, "y", plan=one, micro_batches=turns)
+                    yield solved(placed, turns, work=ORDERED / APART).plan
+
     def _spread(self, plan: Plan) -> Iterator[Plan]:
         """A layout on the ranks in order; with every kind of device in each stage."""
         yield plan
@@ -633,6 +658,8 @@ def power(plan: Plan, cluster: Cluster) -> float:
 
 def _kind(plan: Plan) -> str:
     """What starts of a descent are told apart by."""
+    if plan.stages:
+        return "branches apart"
     return "unlike stages" if plan.segments else strategy(plan)
 
 

@@ -150,7 +150,7 @@ def _of_kinds(
 
 def _micro_batches(batch: int) -> list[int]:
     """Samples of a micro-batch: divisors of the batch, spread over all sizes where too many."""
-    found = [d for d in range(1, batch + 1) if batch % d == 0]
+    found = divisors(batch)
     if len(found) <= MOST_MICRO:
         return found
     picked = np.unique(np.linspace(0, len(found) - 1, MOST_MICRO).round().astype(int))
@@ -164,9 +164,9 @@ def options_of(
     node = int((cluster.nodes == cluster.nodes[ranks[0]]).sum())
     cuts = [
         (b, n, tp, len(ranks) // n // tp)
-        for tp in _divisors(node)
+        for tp in divisors(node)
         if tp <= min(MOST_WIDTH, workload.most("tp")) and len(ranks) % tp == 0
-        for n in _divisors(len(ranks) // tp)
+        for n in divisors(len(ranks) // tp)
         if n <= min(MOST_STAGES, workload.num_blocks)
         for b in _micro_batches(plain.global_batch)
         if b % (len(ranks) // n // tp) == 0
@@ -189,7 +189,8 @@ def options_of(
     return found
 
 
-def _divisors(n: int) -> list[int]:
+def divisors(n: int) -> list[int]:
+    """Every number that divides another, the least first."""
     return [d for d in range(1, n + 1) if n % d == 0]
 
 

@@ -33,7 +33,7 @@ from foretell.plan.plan import (
     written,
 )
 from foretell.predict import Prediction, predict, predict_many
-from foretell.search.partition import Mesh, Partitioner, rows_of
+from foretell.search.partition import Mesh, Partitioner, divisors, rows_of
 from foretell.workload import Workload
 
 BATCHED = 8  # plans predicted before the best of them is taken
@@ -367,7 +367,7 @@ def neighbours(
 ) -> Iterator[Plan]:
     """Plans one move away; some cannot be. `chains` keeps what was priced."""
     chains = chains or Partitioner(workload, cluster)
-    if plan.groups or plan.sync:
+    if plan.groups or plan.sync or plan.stages:
         moves = _kernel_moves(plan)
     elif plan.segments:
         moves = _segment_moves(plan, chains)
@@ -458,18 +458,16 @@ def _schedule_moves(plan: Plan) -> Iterator[Plan]:
     share = plan.global_batch // max(plan.dp, 1)
     for name, family in FAMILIES.items():
         least = family.least[0] * plan.pp + family.least[1]
-        enough = [m for m in _halves(plan.micro_batch) if share // m >= least]
+        enough = [m for m in _smaller(share, plan.micro_batch) if share // m >= least]
         for chunks in (2, 4, 8) if name == "interleaved" else (1,):
             cut = () if chunks > 1 else plan.layers
             for micro in enough[:2]:  # smaller where the schedule needs more of them, or gains
                 yield plan.but(schedule=name, chunks=chunks, layers=cut, micro_batch=micro)
 
 
-def _halves(number: int) -> Iterator[int]:
-    """A number, and halves of it while they are whole."""
-    while number:
-        yield number
-        number = number // 2 if number % 2 == 0 else 0
+def _smaller(share: int, micro: int) -> list[int]:
+    """A micro-batch, and those that are smaller and divide a share of the batch, largest first."""
+    return [m for m in range(micro, 0, -1) if share % m == 0]
 
 
 def _kernel_moves(plan: Plan) -> Iterator[Plan]:
@@ -518,8 +516,10 @@ def _expert_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
 
 
 def _micro_moves(plan: Plan) -> Iterator[Plan]:
-    share = max(plan.shares, default=plan.global_batch // max(plan.dp, 1))
-    for micro in (plan.micro_batch * 2, plan.micro_batch // 2, share):
+    share, now = max(plan.shares, default=plan.global_batch // max(plan.dp, 1)), plan.micro_batch
+    up = next((m for m in divisors(share) if m > now), 0)
+    down = next((m for m in reversed(divisors(share)) if m < now), 0)
+    for micro in (now * 2, now // 2, up, down, share):
         if micro and share % micro == 0:
             yield plan.but(micro_batch=micro)
 
