@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretell.cluster import Cluster
 from foretell.cluster import load as load_cluster
 from foretell.errors import InputError
 from foretell.plan import Plan, check, lower
 from foretell.plan.plan import segments, written
+from foretell.plan.unsupported import unsupported
 from foretell.predict import predict
 from foretell.search.refine import neighbours
 from foretell.workload import load
@@ -130,3 +134,88 @@ def test_splits_of_a_segment_that_cannot_be_are_refused(row: str) -> None:
     plan = Plan.parse(f"segments=4+0-3+{row}/3+4-7,micro_batch=4,global_batch=8")
     with pytest.raises(InputError, match="ranks of a segment"):
         predict(plan, load("cosmoflow"), load_cluster("dgx-1-v100"))
+
+
+MIXED = """
+name = "mixed"
+[[node]]
+device = "a100-80"
+devices = 4
+nic = "infiniband-hdr"
+[[node]]
+device = "v100-32"
+devices = 4
+nic = "infiniband-hdr"
+"""
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Cluster:
+    """Four A100 and four V100."""
+    path = tmp_path / "mixed.toml"
+    path.write_text(MIXED)
+    return load_cluster(str(path))
+
+
+def test_replicas_of_a_segment_may_have_unlike_samples(mixed: Cluster) -> None:
+    rows = "6+0-1%2B4-5{}/6+2-3%2B6-7{}"
+    even = Plan.parse(f"segments={rows.format('', '')},micro_batch=8,global_batch=32")
+    own = "+shares:12x12x4x4"
+    uneven = Plan.parse(f"segments={rows.format(own, own)},micro_batch=8,global_batch=32")
+    assert Plan.parse(str(uneven)) == uneven
+    degrees = Plan.parse("dp=4,pp=2,shares=12+12+4+4,micro_batch=3,global_batch=32")
+    degrees = degrees.but(placement=(0, 1, 4, 5, 2, 3, 6, 7))
+    found = predict(uneven, WORKLOAD, mixed)
+    assert found.step < 0.9 * predict(even, WORKLOAD, mixed).step
+    assert found.step == predict(degrees, WORKLOAD, mixed).step
+    half = Plan.parse(f"segments={rows.format(own, '')},micro_batch=8,global_batch=32")
+    assert found.step < predict(half, WORKLOAD, mixed).step
+
+
+def test_a_segment_waits_for_its_slowest_replica_and_holds_what_its_fullest_holds(
+    mixed: Cluster,
+) -> None:
+    common = "tp=2,global_batch=32,zero=1"
+    fast, slow, both = (
+        predict(Plan.parse(f"dp=4,{common},shares={'+'.join(map(str, some))}"), WORKLOAD, mixed)
+        for some in ((15, 15, 1, 1), (1, 1, 15, 15), (12, 12, 4, 4))
+    )
+    assert both.step < fast.step < slow.step
+    assert fast.peak > both.peak
+    assert fast.peak == pytest.approx(slow.peak, rel=0.01)  # fifteen samples of the same layers
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        ("12+0-7+shares:4x4", "8 multiples of 4"),
+        ("12+0-7+shares:9x7x4x4x2x2x2x2", "8 multiples of 4"),
+        ("12+0-7+tp:2+shares:12x12x4x8", "add up to global_batch=32"),
+    ],
+)
+def test_shares_of_a_segment_that_cannot_be_are_refused(
+    row: str, word: str, mixed: Cluster
+) -> None:
+    with pytest.raises(InputError) as caught:
+        predict(Plan.parse(f"segments={row},micro_batch=8,global_batch=32"), WORKLOAD, mixed)
+    assert word in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_segments_with_uneven_shares_are_named_as_what_cannot_be_run() -> None:
+    row = "6+0-1+shares:5x3/6+2-3"
+    reasons = unsupported(Plan.parse(f"segments={row},micro_batch=8,global_batch=8"))
+    assert any("uneven shares in segment `6+0-1`" in why for why in reasons)
+
+
+def test_samples_of_replicas_go_by_speed_as_one_move(mixed: Cluster) -> None:
+    plan = Plan.parse("dp=4,tp=2,zero=1,micro_batch=8,global_batch=32")
+    some = [move for move in neighbours(plan, WORKLOAD, mixed) if move.shares]
+    steps = {move.shares: predict(move, WORKLOAD, mixed).step for move in some}
+    assert len(steps) == 1
+    ((shares, step),) = steps.items()
+    assert sum(shares) == 32
+    assert shares[0] == shares[1] > shares[2] == shares[3]
+    assert step < predict(plan, WORKLOAD, mixed).step
+    more = {move.shares for move in neighbours(some[0], WORKLOAD, mixed)}
+    assert () in more
+    assert (shares[0] + 1, shares[1] + 1, shares[2] - 1, shares[3] - 1) in more

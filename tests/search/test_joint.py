@@ -287,3 +287,48 @@ def test_a_pipeline_of_unlike_stages_is_guessed_before_it_is_simulated(tmp_path:
     assert on.is_seen(plan.but(dp=2, placement=(0, 1, 2, 3)))
     took = predict(plan, GPT, cluster).step
     assert 0.7 * took < Partitioner(GPT, cluster).guess(plan) < 1.3 * took
+
+
+def test_branches_of_a_model_go_to_ranks_of_their_own_where_that_is_shorter(
+    tmp_path: Path,
+) -> None:
+    flava = load_workload("flava:batch=4")
+    cluster = _mixed(tmp_path, {"device": "v100-32", "count": 4, "devices": 1})
+    asked = {"evaluations": 30, "only": "dp,pp,schedule,placement,batch,fusion"}
+    apart = Joint(**asked).plan(flava, cluster)
+    chain = Joint(**asked, fix="stages=").plan(flava, cluster)
+    assert apart.plan.stages
+    assert apart.predicted < 0.97 * chain.predicted
+    assert apart.predicted == predict(apart.plan, flava, cluster).step
+    homes = {row[0] for row in apart.plan.stages if any("text" in text for text in row)}
+    assert homes.isdisjoint(row[0] for row in apart.plan.stages if "image" in " ".join(row[1:]))
+
+
+def test_a_plan_of_placed_stages_is_renamed_with_its_orders(tmp_path: Path) -> None:
+    cluster = _mixed(tmp_path, SLOW, FAST)
+    ranks = in_order(cluster)
+    plan = Plan.parse("micro_batch=1,global_batch=2,schedule=actions,framework=ddp").but(
+        stages=(("0", "embedding", "block*4"), ("11", "block*4", "head")),
+        actions=(("0F0", "0F1", "0B0", "0B1"), *[()] * 10, ("1F0", "1B0", "1F1", "1B1")),
+    )
+    there = predict(plan, GPT, cluster.subset(ranks))
+    here = predict(renamed(plan, ranks, cluster), GPT, cluster)
+    assert here.step == there.step
+    assert [row[0] for row in renamed(plan, ranks, cluster).stages] == [
+        str(ranks[0]),
+        str(ranks[11]),
+    ]
+
+
+def test_the_answer_is_not_among_its_own_baselines() -> None:
+    found = Joint(evaluations=12).plan(SMALL, load("dgx-a100:gpus=2"))
+    name = next(note for note in found.notes if note.startswith("found by")).split()[-1]
+    assert found.baselines
+    assert name not in found.baselines
+
+
+def test_micro_batches_change_to_the_next_that_divides_the_share() -> None:
+    plan = Plan.parse("pp=4,micro_batch=3,global_batch=12")
+    near = [m for m in neighbours(plan, GPT, load("dgx-a100:gpus=4")) if not m.segments]
+    assert {m.micro_batch for m in near if m.schedule == "1f1b"} >= {1, 2, 4, 6, 12}
+    assert {m.micro_batch for m in near if m.schedule == "zb-h1"} == {2, 3}

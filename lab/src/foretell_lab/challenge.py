@@ -5,9 +5,10 @@
 A question is a model, a cluster (alike, or of two or three kinds of device) and a batch, drawn from
 its number. Drawn plans have any degrees, micro-batch, ZeRO, sharding group, recompute of any number
 of blocks, schedule, chunks, cut of the blocks, framework, kernels, and on unlike devices stages of
-their own kinds in any order, or some of the devices alone. Of those that can be, the best by the
-closed form and some of the others are simulated, as many as the search may simulate; so are walks
-of three random moves from the search's answer. A question is lost where one of them is shorter.
+their own kinds in any order, uneven shares of replicas, or some of the devices alone. Of those that
+can be, the best by the closed form and some of the others are simulated, as many as the search may
+simulate; so are walks of three random moves from the search's answer. A question is lost where one
+of them is shorter.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from foretell.plan.order import FAMILIES, ONE_CHUNK
 from foretell.plan.plan import Segment, written
 from foretell.search.joint import Joint
 from foretell.search.partition import kinds
-from foretell.search.refine import Evaluator, Found, neighbours
+from foretell.search.refine import Evaluator, Found
 from foretell.workload import Workload
 from foretell.workload import load as load_workload
 
@@ -163,6 +164,23 @@ class Drawer:
         ranks = tuple(rank for kind in some for rank in kind)
         for plan in self._in_degrees(len(ranks)):
             yield plan.but(placement=ranks)
+            if plan.dp > 1 and plan.ep == 1 and self.batch > plan.dp:
+                yield plan.but(placement=ranks, **self._shares(plan, ranks))
+
+    def _shares(self, plan: Plan, ranks: tuple[int, ...]) -> dict[str, Any]:
+        """Samples of replicas by the peak rate of their first device and a little off."""
+        inner = len(ranks) // plan.dp // plan.pp
+        firsts = [self.cluster.devices[ranks[k * inner]] for k in range(plan.dp)]
+        speed = [one.peak("fp16") ** self.draw.choice((0.3, 0.6, 1.0)) for one in firsts]
+        found = [max(int(self.batch * s / sum(speed)), 1) for s in speed]
+        while sum(found) > self.batch:
+            found[found.index(max(found))] -= 1
+        for _ in range(self.batch - sum(found)):
+            found[self.draw.randrange(plan.dp)] += 1
+        return {
+            "shares": tuple(found),
+            "micro_batch": -(-max(found) // self.draw.choice((1, 2, 4))),
+        }
 
 
 def challenged(number: int, evaluations: int, draws: int, folder: Path) -> dict[str, Any]:
@@ -199,7 +217,7 @@ def _walked(start: Plan, on: Evaluator, draw: random.Random) -> list[Found]:
     for _ in range(on.budget):
         plan = start
         for _ in range(draw.randint(1, WALK)):
-            near = list(neighbours(plan, on.workload, on.cluster))
+            near = list(on.neighbours(plan))
             draw.shuffle(near)
             plan = next((p for p in near if on.can_be(p)), plan)
         ends.append(plan)
@@ -223,7 +241,10 @@ def main() -> None:
                 print(f"{number:4d} {error.message}", flush=True)
                 continue
             every, lost = every + 1, lost + (row["ratio"] > 1 + 1e-9)
-            print(f"{number:4d} {row['ratio']:.4f} {row['cpu_s']:.1f} CPU-s {row['question']}")
+            print(
+                f"{number:4d} {row['ratio']:.4f} {row['cpu_s']:.1f} CPU-s {row['question']}",
+                flush=True,
+            )
             if row["ratio"] > 1 + 1e-9:
                 print(f"     found {row['found_s']:.5g} {row['found']}")
                 print(f"     drawn {row['drawn_s']:.5g} {row['drawn']}", flush=True)

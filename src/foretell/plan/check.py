@@ -22,7 +22,7 @@ from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError, unknown
 from foretell.plan.framework import resolved
 from foretell.plan.order import FAMILIES, ONE_CHUNK, SCHEDULES, chunks_of, require_micro_batches
-from foretell.plan.plan import Plan, as_degrees, blocks_of, expert_ranks, segments
+from foretell.plan.plan import Plan, as_degrees, blocks_of, expert_ranks, micro_samples, segments
 from foretell.workload import Workload
 
 AGREED = ("all-reduce", "ps", "sharded", "factors")
@@ -342,7 +342,7 @@ def _check_segments(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
         _check_splits(one.plan, workload)
         _filled(one.plan, workload)
     shared = {name: getattr(first, name) for name in RESOLVED}
-    whole = first.micro_batch * first.dp
+    whole = micro_samples(first)
     return plan.but(global_batch=first.global_batch, micro_batch=whole, **shared)
 
 

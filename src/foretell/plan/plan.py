@@ -13,7 +13,8 @@ Segments of a plan: layers in a row on a mesh of ranks, with degrees and memory 
 A row has the number of blocks, the ranks in mesh order (tp innermost, dp outermost), then what the
 segment does its own way; what it does not say is as in the plan. dp is what the other degrees leave
 of its ranks. `micro_batch` counts the samples of all replicas of a segment together: every segment
-works on the same micro-batches. Degrees (`dp=4,tp=2,pp=2`) are segments that are all alike.
+works on the same micro-batches. `shares:12x12x4` gives its replicas so many samples of a step each,
+not as many as the others. Degrees (`dp=4,tp=2,pp=2`) are segments that are all alike.
 
 Which ranks communicate with each other along an axis, and what they see of the cluster.
 
@@ -51,8 +52,9 @@ MOST_RANKS, MOST_SAMPLES = 1 << 24, 1 << 32  # of one plan
 # What a segment may do its own way.
 OWN = (
     "tp", "cp", "ep", "etp", "sp", "filter", "channel", "spatial", "zero", "shard", "recompute",
-    "recompute_layers", "offload",
+    "recompute_layers", "offload", "shares",
 )  # fmt: skip
+_LISTS = ("spatial", "shares")  # of these, fields that are several numbers
 # Axes that run over the ranks of another: sequence over tensor, experts over data parallel.
 _INSIDE = {"sp": "tp", "etp": "tp", "esp": "tp", "ep": "dp"}
 ORDER = ("tp", "cp", "height", "width", "depth", "filter", "channel", "dp", "pp")
@@ -394,7 +396,7 @@ def _row(row: Sequence[str], plan: Plan) -> tuple[int, tuple[int, ...], dict[str
         name, _, value = text.partition(":")
         if name not in OWN:
             raise unknown(f"field in {where}", name, OWN)
-        value = value.replace("x", "+") if name == "spatial" else value
+        value = value.replace("x", "+") if name in _LISTS else value
         own[name] = spec.read(value, field_types()[name], where)
     return int(row[0]), ranks_of(row[1]), own
 
@@ -426,12 +428,42 @@ def _own(common: Plan, ranks: tuple[int, ...], own: dict[str, Any], each: int) -
             f"replicas of {inner} ranks on the {len(ranks)} ranks of a segment",
             hint="tp × cp × filter × channel × spatial divides the number of ranks",
         )
+    turns = common.global_batch // each
+    if own["shares"]:
+        _check_shares(common, own, dp, turns)
+    if len(set(own["shares"])) > 1:
+        return common.but(dp=dp, micro_batch=max(own["shares"]) // turns, **own)
     if each % dp:
         raise InputError(
             f"micro-batches of {each} samples for {dp} replicas of a segment",
-            hint=f"a multiple of {dp}; each replica has as many samples as the others",
+            hint=f"a multiple of {dp}, or `shares` for replicas that have unlike numbers of them",
         )
-    return common.but(dp=dp, micro_batch=each // dp, **own)
+    return common.but(**own | {"dp": dp, "micro_batch": each // dp, "shares": ()})
+
+
+def _check_shares(common: Plan, own: dict[str, Any], dp: int, turns: int) -> None:
+    """Samples of a segment's replicas: so many of every micro-batch, all of the step together."""
+    shares, whole = own["shares"], common.global_batch
+    if len(shares) != dp or sum(shares) != whole or any(n % turns for n in shares):
+        raise InputError(
+            f"shares of {_written(shares)} samples in a segment of {dp} replicas",
+            hint=f"{dp} multiples of {turns} (micro-batches) that add up to global_batch={whole}",
+        )
+    inside = [n for n in ("ep", "filter", "channel") if own[n] > 1] + ["spatial"] * bool(
+        own["spatial"]
+    )
+    if inside:
+        raise InputError(
+            f"`{inside[0]}` beside uneven shares of a segment",
+            hint="its replicas exchange as many samples as the others: leave one of them out",
+        )
+
+
+def micro_samples(plan: Plan) -> int:
+    """Samples of one micro-batch of all replicas together, of a segment's own plan."""
+    if not plan.shares:
+        return plan.micro_batch * plan.dp
+    return sum(plan.shares) * plan.micro_batch // max(plan.shares)
 
 
 def as_degrees(plan: Plan, found: Sequence[Segment], cluster: Cluster) -> Plan | None:
@@ -449,7 +481,7 @@ def as_degrees(plan: Plan, found: Sequence[Segment], cluster: Cluster) -> Plan |
 
 def written(plan: Plan, found: Sequence[Segment]) -> Plan:
     """A plan whose stages are these segments; `plan` says what they have in common."""
-    each = {one.plan.micro_batch * one.plan.dp for one in found}
+    each = {micro_samples(one.plan) for one in found}
     if len(each) > 1:
         raise InputError(
             f"segments with micro-batches of {sorted(each)} samples",

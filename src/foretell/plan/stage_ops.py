@@ -16,9 +16,9 @@ layers: each is gathered ahead of its use while others compute.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -60,7 +60,7 @@ from foretell.plan.layer_cost import LayerCost
 from foretell.plan.layouts import Array, blocks_of, layers_of
 from foretell.plan.memory import Memory, room, stage_memory
 from foretell.plan.order import BACKWARD, FORWARD, WEIGHT, chunks_of, is_split, last_stage, order
-from foretell.plan.plan import Plan, levels, segments, stride
+from foretell.plan.plan import Plan, Segment, levels, segments, stride
 from foretell.plan.program import Buffer, Message, Piece, Place, Program, ResolvedStep, StageTasks
 from foretell.workload import Workload
 
@@ -79,6 +79,12 @@ class StageColumns:
     numbers: Array  # of the stages
     workload: Workload
     cluster: Cluster  # what their collectives see
+    devices: Cluster | None = None  # whose memory it is, where not all of those
+
+    @property
+    def room(self) -> float:
+        """Bytes the smallest device has for tensors."""
+        return room(self.devices or self.cluster)
 
     @cached_property
     def times(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
@@ -134,6 +140,7 @@ class PricedStage:
     cluster: Cluster  # what its collectives see
     columns: StageColumns
     column: int = 0  # which of them is this stage's
+    replicas: tuple[StageColumns, ...] = ()  # one of each kind, where these have unlike samples
 
     @property
     def rank(self) -> int:
@@ -153,15 +160,23 @@ class PricedStage:
 
     @cached_property
     def memory(self) -> Memory:
-        """What one of its ranks holds."""
-        each = vars(self.columns.memory)
+        """What the fullest rank holds; where one lacks room, the one that lacks most."""
+        each = vars(self._fullest.memory)
         return Memory(**{name: v[self.column : self.column + 1] for name, v in each.items()})
 
     @cached_property
+    def _fullest(self) -> StageColumns:
+        some = self.replicas or (self.columns,)
+        peaks = [float(one.memory.peak[self.column]) for one in some]
+        over = [peak - one.room for peak, one in zip(peaks, some, strict=True)]
+        return some[int(np.argmax(over if max(over) > 0 else peaks))]
+
+    @cached_property
     def output_bytes(self) -> float:
-        """Bytes it sends on of one micro-batch."""
+        """Bytes the rank with most samples sends on of one micro-batch."""
         block = next(i for i, layer in enumerate(self.workload.layers) if layer.is_block)
-        return float(self.costs.holdings[block].output_bytes[0])
+        some = [one.costs for one in self.replicas] or [self.costs]
+        return max(float(one.holdings[block].output_bytes[0]) for one in some)
 
     @cached_property
     def sent_in(self) -> Array:
@@ -176,8 +191,8 @@ class PricedStage:
 
     @property
     def room(self) -> float:
-        """Bytes its smallest device has for tensors."""
-        return room(self.cluster)
+        """Bytes that rank has for tensors."""
+        return self._fullest.room
 
 
 @dataclass(frozen=True)
@@ -247,6 +262,11 @@ def _of_degrees(
     mixed = len(cluster.devices_by_kind()) > 1
     shared = None if mixed else costs or price_all([plan], workload, cluster)
     ranks = [tuple(range(s * each, (s + 1) * each)) for s in range(plan.pp)]
+    if mixed and plan.shares and not _is_inside(plan):
+        pairs = enumerate(zip(blocks_of(plan, workload), ranks, strict=True))
+        return tuple(
+            _uneven(s, Segment(n, some, plan), workload, cluster) for s, (n, some) in pairs
+        )
     if shared is None:
         found = [_on_machines(plan, workload, cluster, some) for some in ranks]
     else:
@@ -293,12 +313,54 @@ def _of_segments(
     """Stages with meshes of their own: each priced on the machines it has."""
     out = []
     for s, one in enumerate(segments(plan, workload)):
+        if one.plan.shares:
+            out.append(_uneven(s, one, workload, cluster))
+            continue
         machines, own = _on_machines(one.plan, workload, cluster, one.ranks)
         if one.plan.recompute_layers:
             own = replace(own, share=np.array([rerun_share(one.plan, one.blocks)]))
         columns = StageColumns(own, np.array([float(s)]), workload, machines)
         out.append(PricedStage(s, one.ranks, one.plan, own, workload, machines, columns))
     return tuple(out)
+
+
+def _uneven(s: int, one: Segment, workload: Workload, cluster: Cluster) -> PricedStage:
+    """A stage whose replicas have unlike samples: all wait for the one that takes longest."""
+    machines, found = _part(cluster, one.ranks), []
+    for ranks, plan in unlike_replicas(one.ranks, one.plan, cluster):
+        devices, own = _on_machines(plan, workload, cluster, ranks)
+        if plan.recompute_layers:
+            own = replace(own, share=np.array([rerun_share(plan, one.blocks)]))
+        found.append(StageColumns(own, np.array([float(s)]), workload, machines, devices))
+    slow = max(found, key=lambda column: float(column.cost.both[0]))
+    every = tuple(found)
+    return PricedStage(s, one.ranks, one.plan, slow.costs, workload, machines, slow, 0, every)
+
+
+@lru_cache(maxsize=1024)
+def _part(cluster: Cluster, ranks: tuple[int, ...]) -> Cluster:
+    return cluster.part(ranks)
+
+
+def _is_inside(plan: Plan) -> bool:
+    """Whether layers are split over ranks with samples of their own: these then wait as one."""
+    return plan.ep > 1 or plan.filter * plan.channel > 1 or bool(plan.spatial)
+
+
+def unlike_replicas(
+    ranks: tuple[int, ...], plan: Plan, cluster: Cluster
+) -> Iterator[tuple[tuple[int, ...], Plan]]:
+    """Of each kind of replica of an uneven stage the one with most samples, its plan as if even."""
+    inner, turns = len(ranks) // plan.dp, micro_batches(plan)
+    found: dict[object, tuple[int, tuple[int, ...]]] = {}
+    for k, samples in enumerate(plan.shares):
+        some, each = ranks[k * inner : (k + 1) * inner], -(-samples // turns)
+        kind = cluster.devices[some[0]].name if inner == 1 else _kind(cluster, some)
+        if each > found.get(kind, (0, ()))[0]:
+            found[kind] = each, found.get(kind, (0, some))[1]
+    for each, some in found.values():
+        whole = each * turns * plan.dp
+        yield some, plan.but(micro_batch=each, shares=(), global_batch=whole)
 
 
 def _on_machines(

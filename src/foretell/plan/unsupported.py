@@ -125,6 +125,7 @@ def _odd_segments(plan: Plan, model: ModelFacts | None) -> list[str]:
         name = f"segment `{one.blocks}+{group_text(one.ranks)}`"
         inner = [f"{axis}={n}" for axis in ("cp", "ep") if (n := getattr(one.plan, axis)) > 1]
         found += [f"{word} in {name}: segments have dp, tp, sp and zero" for word in inner]
+        found += [f"uneven shares in {name}: replicas have equal parts"] if one.plan.shares else []
         found += [f"{name}: {why}" for why in unsupported(one.plan, model)]
     return list(dict.fromkeys(found))
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -47,10 +48,13 @@ from foretell.search.fusion.planner import FusionPlanner
 from foretell.search.kit import Planned, Planner, Progress, repredicted, silent
 from foretell.search.oracle.scale import per_node
 from foretell.search.oracle.space import Space, Swept, layouts, strategy, sweep
-from foretell.search.partition import Partitioner, meshes, rows_of
+from foretell.search.partition import Partitioner, divisors, meshes, rows_of
 from foretell.search.placement.planner import PlacementPlanner
-from foretell.search.refine import BEYOND, Evaluator, Found, descend, neighbours, race, unsharded
+from foretell.search.refine import BEYOND, Evaluator, Found, descend, race, share_moves, unsharded
+from foretell.search.schedule.arrange import branches
+from foretell.search.schedule.best import solved
 from foretell.search.schedule.choose import searched
+from foretell.search.schedule.model import model
 from foretell.workload import Workload
 
 # Axis -> fields of a plan that it changes.
@@ -84,6 +88,7 @@ ALTERNATIVES = 4  # next-best plans that an answer names
 WIDE = 64  # devices: with more of them, tensor-parallel ranks share a node if any layout fits
 PARTITIONED = 40  # pipelines of which blocks and recompute are split by the dynamic program
 AGAIN = 3  # next-best plans that begin a descent together, when every strategy had one
+APART = 5  # sizes of a micro-batch that branches on ranks of their own are tried with
 ORDERED = 2.0  # seconds of work, about CPU seconds, for the order of a pipeline's stages
 SHORT = 20  # evaluations of fusions of large steps
 OPS = 5  # of a step for each evaluation: with more of them, fusions are not searched one by one
@@ -172,6 +177,7 @@ def _same(plan: Plan, name: str, value: Any) -> bool:
 
 
 HEAD = 6  # plans of every kind simulated before the best of all is looked at
+LAST = 0.15  # of the evaluations, for a descent from the best plan alone when others have ended
 LAYOUTS, CHAINS, UNLIKE, PARTS = 0.3, 0.1, 0.15, 0.1  # of the evaluations, before any descent
 
 
@@ -249,9 +255,9 @@ class _Search:
         """A plan as it is asked for: what runs is plain PyTorch, autocast in half precision."""
         o = self.options
         plan = self.within.filled(plan.but(precision=o.precision) if o.precision else plan)
-        if not o.runnable or o.framework or plan.framework:
+        if not o.runnable or o.framework:
             return plan
-        name = "fsdp" if plan.zero == 3 else "ddp"
+        name = plan.framework or ("fsdp" if plan.zero == 3 else "ddp")
         halves = {"fp16": "fp16-mixed", "bf16": "bf16-mixed"}
         dtype = self.workload.dtype
         precision = plan.precision or halves.get(dtype, dtype)
@@ -280,8 +286,14 @@ class _Search:
 
     def _searched(self, swept: Swept) -> None:
         starts = self._started(
-            [self._layouts(swept), self._partitioned(swept), *self._fewer_devices(), self._unlike()]
-        )
+            [
+                self._layouts(swept), self._partitioned(swept), *self._fewer_devices(),
+                self._unlike(),
+            ]
+        )  # fmt: skip
+        least = min((one.cost for one in starts), default=float("inf"))
+        starts += self.on.of([plan for guess, plan in self._uneven(swept) if guess <= least][:HEAD])
+        starts += self.on.of(list(self._branches_apart()))
         if starts:
             self._descended(starts)
         for axis, planner in (("placement", self._placing()), ("fusion", self._fusing())):
@@ -446,6 +458,50 @@ class _Search:
         self.progress(f"{len(offered)} pipelines of unlike stages", self._least())
         return offered[: int(self.on.budget * UNLIKE)]
 
+    def _uneven(self, swept: Swept) -> Offers:
+        """Layouts whose replicas on unlike devices have samples by their speed."""
+        if not (self.is_mixed and self.within.is_free("placement")):
+            return []
+        spare = [i for i in ranked(swept) if swept.plans[i].dp > 1 and swept.plans[i].chunks == 1]
+        found: dict[str, tuple[float, Plan]] = {}
+        for i in _apart(swept, spare, PARTITIONED):
+            for other in self._spread(swept.plans[i]):
+                for one in share_moves(other, self.on.chains):
+                    if self._accepts(one):
+                        found[str(one)] = self.on.roughly(one), one
+        self.looked += len(found)
+        return sorted(found.values(), key=lambda one: (one[0], str(one[1])))
+
+    def _branches_apart(self) -> Iterator[Plan]:
+        """Branches of a model side by side on ranks of their own, as each program runs them."""
+        free = all(self.within.is_free(axis) for axis in ("placement", "pp", "schedule"))
+        ways = branches(self.workload)[1] if free and self.cluster.size <= WIDE else []
+        if len(ways) < 2 or self.cluster.size <= len(ways):
+            return
+        micros = [b for b in divisors(self.batch) if 2 <= self.batch // b <= 4 * self.cluster.size]
+        programs = [
+            Plan(framework=name, compile=True, optimizer_kernels="fused")
+            for name in ("fsdp", "ddp")
+            if self.compiles and self.within.is_free("fusion")
+        ]
+        for given in map(self._filled, [*programs, Plan(framework=self.options.framework)]):
+            for micro in micros[-APART:]:
+                turns, one = self.batch // micro, given.but(micro_batch=micro)
+                with suppress(ForetellError):
+                    placed = model(self.workload, self.cluster, "y", plan=one, micro_batches=turns)
+                    yield solved(placed, turns, work=ORDERED / APART).plan
+
+    def _spread(self, plan: Plan) -> Iterator[Plan]:
+        """A layout on the ranks in order; with every kind of device in each stage."""
+        yield plan
+        every = partition.kinds(self.cluster)
+        inner = plan.ranks // plan.dp
+        if plan.pp > 1 and all(len(ranks) % inner == 0 for ranks in every):
+            each = [len(ranks) // plan.pp for ranks in every]
+            pairs = list(zip(every, each, strict=True))
+            dealt = [r[s * n : (s + 1) * n] for s in range(plan.pp) for r, n in pairs]
+            yield plan.but(layers=(), placement=tuple(rank for some in dealt for rank in some))
+
     def _fewer_devices(self) -> Iterator[Offers]:
         """The best layouts on the fastest kinds of device, or for energy on fewer nodes."""
         if not self.within.is_free("placement"):
@@ -475,13 +531,22 @@ class _Search:
         for one in ranked:
             firsts.setdefault(_kind(one.plan), one)
         best, starts, seen = ranked[0], list(firsts.values()), set(firsts)
+        budget, self.on.budget = self.on.budget, int(self.on.budget * (1 - LAST))
         while starts and not self.on.is_spent:
-            self.progress(f"descent from {len(starts)} plans", best.step)
-            end = race(starts, self.on, lambda step: self.progress("descent", step))
-            best = min(best, end, key=Found.key)
+            best = self._raced(starts, best)
             behind = [one for one in firsts.values() if not self.on.is_left(one.plan)]
             starts = self._further(seen) or behind
+        self.on.budget = budget
+        best = self._raced([best], best)
+        while (starts := self._further(seen)) and not self.on.is_spent:
+            best = self._raced(starts, best)
         self._take(min([best, *self._ordered(best)], key=Found.key))
+
+    def _raced(self, starts: list[Found], best: Found) -> Found:
+        """The best plan so far and of what single moves from some others lead to."""
+        self.progress(f"descent from {len(starts)} plans", best.step)
+        end = race(starts, self.on, lambda step: self.progress("descent", step))
+        return min(best, end, key=Found.key)
 
     def _further(self, seen: set[str]) -> list[Found]:
         """Starts while the budget lasts: the best of strategies met on the way, then the next best.
@@ -528,7 +593,7 @@ class _Search:
 
     def _changed(self, one: Planned) -> None:
         """What a placement becomes with other kernels: simulated and kept where it is shorter."""
-        self.on.budget += len(list(neighbours(one.plan, self.workload, self.cluster))) + 4
+        self.on.budget += len(list(self.on.neighbours(one.plan))) + 4
         start = self.on.of([one.plan])
         if start:
             end = descend(start[0], self.on, lambda step: self.progress("descent", step))
@@ -542,7 +607,7 @@ class _Search:
             f"{n}: {k}": v for n, one in self.best.items() for k, v in one.baselines.items()
         }
         baselines |= _strategies(swept)
-        baselines |= {n: one.predicted for n, one in self.best.items()}
+        baselines |= {n: one.predicted for n, one in self.best.items() if n != name}
         usual = next(
             (baselines[n] for n in ("data", "fsdp", "zero") if n in baselines), best.baseline
         )
@@ -593,6 +658,8 @@ def power(plan: Plan, cluster: Cluster) -> float:
 
 def _kind(plan: Plan) -> str:
     """What starts of a descent are told apart by."""
+    if plan.stages:
+        return "branches apart"
     return "unlike stages" if plan.segments else strategy(plan)
 
 

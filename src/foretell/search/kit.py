@@ -135,6 +135,11 @@ def renamed(plan: Plan, ranks: tuple[int, ...], cluster: Cluster) -> Plan:
     if plan.groups:
         rows = tuple((*row[:3], *(_share(item, ranks) for item in row[3:])) for row in plan.groups)
         return plan.but(groups=rows, cluster=made)
+    if plan.stages:
+        rows = tuple((_moved(row[0], ranks), *row[1:]) for row in plan.stages)
+        acts = {ranks[rank]: row for rank, row in enumerate(plan.actions)}
+        orders = tuple(acts.get(rank, ()) for rank in range(max(acts) + 1))
+        return plan.but(stages=rows, actions=orders, cluster=made)
     inner = plan.placement or tuple(range(plan.ranks))
     placement = tuple(ranks[rank] for rank in inner)
     return plan.but(placement=placement, cluster=made)

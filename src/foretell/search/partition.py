@@ -41,7 +41,8 @@ from foretell.plan.framework import resolved
 from foretell.plan.layouts import Array, layouts
 from foretell.plan.memory import ROUNDING, Memory, room, stage_memory
 from foretell.plan.order import last_stage
-from foretell.plan.plan import Segment, blocks_of, segments, written
+from foretell.plan.plan import Segment, blocks_of, micro_samples, segments, written
+from foretell.plan.stage_ops import unlike_replicas
 from foretell.workload import Workload
 
 SLACK_OF_KINDS = (1.0, 1.05, 1.15, 1.3, 1.6)  # of the least bottleneck
@@ -149,7 +150,7 @@ def _of_kinds(
 
 def _micro_batches(batch: int) -> list[int]:
     """Samples of a micro-batch: divisors of the batch, spread over all sizes where too many."""
-    found = [d for d in range(1, batch + 1) if batch % d == 0]
+    found = divisors(batch)
     if len(found) <= MOST_MICRO:
         return found
     picked = np.unique(np.linspace(0, len(found) - 1, MOST_MICRO).round().astype(int))
@@ -163,9 +164,9 @@ def options_of(
     node = int((cluster.nodes == cluster.nodes[ranks[0]]).sum())
     cuts = [
         (b, n, tp, len(ranks) // n // tp)
-        for tp in _divisors(node)
+        for tp in divisors(node)
         if tp <= min(MOST_WIDTH, workload.most("tp")) and len(ranks) % tp == 0
-        for n in _divisors(len(ranks) // tp)
+        for n in divisors(len(ranks) // tp)
         if n <= min(MOST_STAGES, workload.num_blocks)
         for b in _micro_batches(plain.global_batch)
         if b % (len(ranks) // n // tp) == 0
@@ -188,7 +189,8 @@ def options_of(
     return found
 
 
-def _divisors(n: int) -> list[int]:
+def divisors(n: int) -> list[int]:
+    """Every number that divides another, the least first."""
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
@@ -313,7 +315,7 @@ class Partitioner:
             return None
         whole = common_of(common, meshes, self.workload)
         stages = [explicit(mesh, whole, len(meshes)) for mesh in meshes]
-        turns = whole.global_batch // (stages[0].plan.micro_batch * stages[0].plan.dp)
+        turns = whole.global_batch // micro_samples(stages[0].plan)
         tables = [self._stage(one, s, turns) for s, one in enumerate(stages)]
         took = [table.seconds for table in tables]
         least = least_bottleneck(took)
@@ -332,7 +334,7 @@ class Partitioner:
         rows = rows_of(plan, self.workload)
         whole = common_of(plan, meshes(rows), self.workload)
         stages = [explicit(mesh, whole, len(rows)) for mesh in meshes(rows)]
-        turns = whole.global_batch // (stages[0].plan.micro_batch * stages[0].plan.dp)
+        turns = whole.global_batch // micro_samples(stages[0].plan)
         ends = np.cumsum([row.blocks for row in rows]).tolist()
         each = [
             self._seconds(one, row, end) for one, row, end in zip(stages, rows, ends, strict=True)
@@ -342,6 +344,8 @@ class Partitioner:
 
     def _seconds(self, mesh: Mesh, row: Segment, end: int) -> float:
         """Seconds of one micro-batch on a stage, forward and backward."""
+        if mesh.plan.shares:
+            return max(self._seconds(one, row, end) for one in self._replicas(mesh))
         times, mode = self.times[:, end - row.blocks, end], row.plan.recompute
         once = portable.product(self._rated(mesh, "none").seconds[None], times)
         if mode == "none":
@@ -354,8 +358,8 @@ class Partitioner:
         """Work out what layers cost on many meshes at once."""
         wanted: dict[object, list[Mesh]] = {}
         for mesh in dict.fromkeys(meshes):
-            one = explicit(mesh, common_of(common, [mesh], self.workload), 2)
-            wanted.setdefault(self._machines(one), []).append(one)
+            for one in self._replicas(explicit(mesh, common_of(common, [mesh], self.workload), 2)):
+                wanted.setdefault(self._machines(one), []).append(one)
         for machines, some in wanted.items():
             cells = {cell_of(one.plan): one for one in some}
             new = [cell for cell in cells if (cell, machines) not in self._costs]
@@ -364,6 +368,45 @@ class Partitioner:
                 found = costs(new, self.workload, where)
                 for k, cell in enumerate(new):
                     self._costs[cell, machines] = found.take(np.array([k]))
+
+    def _replicas(self, mesh: Mesh) -> list[Mesh]:
+        """One mesh of each kind of replica that a stage with uneven shares has, most samples first.
+
+        Sharded parameters are taken to be gathered at no cost.
+        """
+        if not mesh.plan.shares:
+            return [mesh]
+        found = unlike_replicas(mesh.ranks, mesh.plan, self.cluster)
+        less = {"zero": 2} if mesh.plan.zero == 3 else {}
+        some = [Mesh(ranks, plan.but(**less)) for ranks, plan in found]
+        return sorted(some, key=lambda one: -one.plan.micro_batch)
+
+    def uneven(self, mesh: Mesh, samples: int, turns: int) -> Mesh | None:
+        """A mesh whose replicas share so many samples by their speed; None where that is even."""
+        plan = mesh.plan.but(shares=(), micro_batch=max(samples // mesh.plan.dp, 1))
+        inner, c = len(mesh.ranks) // plan.dp, self.cluster
+        if samples < plan.dp or len({c.devices[rank].name for rank in mesh.ranks}) == 1:
+            return None
+        if plan.ep > 1 or plan.filter * plan.channel > 1 or plan.spatial:
+            return None
+        less = plan.but(zero=min(plan.zero, 2), global_batch=plan.micro_batch * plan.dp)
+        whole = common_of(less, [mesh], self.workload)
+        firsts = range(0, len(mesh.ranks), inner)
+        some = [explicit(Mesh(mesh.ranks[k : k + inner], less), whole, plan.pp) for k in firsts]
+        shares = _by_speed([self._once(one) for one in some], samples)
+        if len(set(shares)) == 1:
+            return None
+        own = plan.but(
+            shares=tuple(n * turns for n in shares), micro_batch=max(shares),
+            global_batch=samples * turns,
+        )  # fmt: skip
+        return Mesh(mesh.ranks, own)
+
+    def _once(self, mesh: Mesh) -> float:
+        """Seconds of the whole model, forward and backward, if all of it were here."""
+        return float(
+            portable.product(self._rated(mesh, "none").seconds[None], self.times[:, 0, -1])[0]
+        )
 
     @property
     def _is_large(self) -> bool:
@@ -380,7 +423,8 @@ class Partitioner:
         return devices, local, c.kinds[nodes].tobytes(), same, mesh.plan.ep > 1 and mesh.ranks
 
     def _priced(self, mesh: Mesh, mode: str) -> Costs:
-        """What its layers cost, as columns of one plan."""
+        """What its layers cost, as columns of one plan; of the replica with most samples."""
+        mesh = self._replicas(mesh)[0]
         key = cell_of(mesh.plan), self._machines(mesh)
         if key not in self._costs:
             self.price([mesh], mesh.plan)
@@ -393,6 +437,8 @@ class Partitioner:
 
     def table(self, mesh: Mesh, flying: int, ends: tuple[bool, bool]) -> Table:
         """Every range of blocks on one stage that holds so many micro-batches at once."""
+        if mesh.plan.shares:
+            return _slower([self.table(one, flying, ends) for one in self._replicas(mesh)])
         key = mesh.plan, self._machines(mesh), flying, ends
         if key not in self._tables:
             rates = {mode: self._rated(mesh, mode) for mode in MODES}
@@ -505,6 +551,36 @@ def _table(
         best, modes = np.where(better, took, best), np.where(better, k, modes)
         counts = np.where(better, need, counts).astype(int)
     return Table(best, modes, counts)
+
+
+def _slower(tables: Sequence[Table]) -> Table:
+    """What replicas that wait for each other take, and the most that any of them runs again."""
+    found = tables[0]
+    for one in tables[1:]:
+        more = (one.modes > found.modes) | (one.modes == found.modes) & (one.counts > found.counts)
+        found = Table(
+            np.maximum(found.seconds, one.seconds),
+            np.where(more, one.modes, found.modes),
+            np.where(more, one.counts, found.counts),
+        )
+    return found
+
+
+def _by_speed(each: Sequence[float], samples: int) -> list[int]:
+    """Samples of ranks that take so long for as many: their part, what is left to who ends first.
+
+    Every rank has one at least.
+    """
+    total = sum(1 / took for took in each)
+    found = [max(int(samples / took / total), 1) for took in each]
+    while sum(found) != samples:
+        step = 1 if sum(found) < samples else -1
+        ends = [
+            (n + (step > 0)) * took if step > 0 or n > 1 else 0.0
+            for n, took in zip(found, each, strict=True)
+        ]
+        found[ends.index(min(ends) if step > 0 else max(ends))] += step
+    return found
 
 
 def chained(

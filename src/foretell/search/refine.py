@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib.metadata import version
+from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +20,20 @@ from foretell.cluster import Cluster
 from foretell.errors import ForetellError, InputError
 from foretell.io import read_json, write_text
 from foretell.plan import Plan
-from foretell.plan.check import check, settled
+from foretell.plan.check import check, micro_batches, settled
 from foretell.plan.estimate import estimate
 from foretell.plan.framework import framework_of
 from foretell.plan.order import FAMILIES, ONE_CHUNK
-from foretell.plan.plan import Segment, as_degrees, blocks_of, segments, written
+from foretell.plan.plan import (
+    Segment,
+    as_degrees,
+    blocks_of,
+    micro_samples,
+    segments,
+    written,
+)
 from foretell.predict import Prediction, predict, predict_many
-from foretell.search.partition import Partitioner, rows_of
+from foretell.search.partition import Mesh, Partitioner, divisors, rows_of
 from foretell.workload import Workload
 
 BATCHED = 8  # plans predicted before the best of them is taken
@@ -127,14 +135,16 @@ class Evaluator:
     def promising(self, plans: Iterable[Plan], limit: float) -> list[Plan]:
         """New plans that can be, the best guess first, none that the closed form puts beyond.
 
-        Stages on unlike devices have a rough guess, which decides only in which turn they come.
+        Stages on unlike devices have a rough guess, which decides only in which turn they come;
+        uneven shares that even the guess puts behind the best are left out.
         """
         asked = dict.fromkeys(self.filled(plan) for plan in plans)
         new = [p for p in asked if str(p) not in self.known and self.can_be(p)]
         new = [p for p in new if self.accepts(p)]
         guess = self._guessed([p for p in new if self.is_seen(p)])
         guess = {p: took for p, took in guess.items() if took <= limit}
-        guess |= {p: self._roughly(p) for p in new if not self.is_seen(p)}
+        rough = {p: self.roughly(p) for p in new if not self.is_seen(p)}
+        guess |= {p: t for p, t in rough.items() if not is_uneven(p) or t <= limit / BEYOND}
         return sorted(guess, key=lambda p: guess[p])
 
     def _guessed(self, plans: Sequence[Plan]) -> dict[Plan, float]:
@@ -158,17 +168,17 @@ class Evaluator:
             return self._estimated(plans[:half], machines) | self._estimated(plans[half:], machines)
         return dict(zip(plans, took, strict=True))
 
-    def _roughly(self, plan: Plan) -> float:
+    def roughly(self, plan: Plan) -> float:
         """What is made least, by a rough guess of a chain of stages; 0 where there is none."""
-        if plan.groups or plan.shares or plan.sync or plan.stages:
+        if plan.groups or plan.sync or plan.stages:
             return 0.0
         try:
-            return self.cost(plan, self._chains.guess(plan))
+            return self.cost(plan, self.chains.guess(plan))
         except ForetellError:
             return 0.0
 
     @cached_property
-    def _chains(self) -> Partitioner:
+    def chains(self) -> Partitioner:
         return Partitioner(self.workload, self.cluster)
 
     def untried(self) -> list[Found]:
@@ -198,7 +208,7 @@ class Evaluator:
         if plan.segments:
             alike = as_degrees(plan, segments(plan, self.workload), self.cluster)
             plan = plan if alike is None else alike
-        near = self.promising(neighbours(plan, self.workload, self.cluster), limit)
+        near = self.promising(self.neighbours(plan), limit)
         rows = plan if plan.segments else in_segments(plan, self.workload)
         turns: dict[Plan, int] = {}
         many: dict[object, int] = {}
@@ -206,6 +216,10 @@ class Evaluator:
             kind = _changed(rows if rows and other.segments else plan, other)
             turns[other] = many[kind] = many.get(kind, -1) + 1
         return sorted(near, key=lambda other: turns[other])
+
+    def neighbours(self, plan: Plan) -> Iterator[Plan]:
+        """Plans one move away; some cannot be."""
+        return neighbours(plan, self.workload, self.cluster, self.chains)
 
     def is_seen(self, plan: Plan) -> bool:
         """Whether the closed form prices every stage on the devices that it has."""
@@ -264,6 +278,11 @@ class Evaluator:
             return predict(plan, self.workload, self.cluster, advises=False)
         except ForetellError:
             return None
+
+
+def is_uneven(plan: Plan) -> bool:
+    """Whether replicas have unlike numbers of samples, of the whole plan or of a segment."""
+    return bool(plan.shares) or any("shares" in text for row in plan.segments for text in row[2:])
 
 
 def _changed(plan: Plan, other: Plan) -> object:
@@ -343,14 +362,17 @@ def race(starts: Sequence[Found], on: Evaluator, tell: Callable[[float], None]) 
     return best
 
 
-def neighbours(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[Plan]:
-    """Plans one move away; some cannot be."""
-    if plan.groups or plan.shares or plan.sync:
+def neighbours(
+    plan: Plan, workload: Workload, cluster: Cluster, chains: Partitioner | None = None
+) -> Iterator[Plan]:
+    """Plans one move away; some cannot be. `chains` keeps what was priced."""
+    chains = chains or Partitioner(workload, cluster)
+    if plan.groups or plan.sync or plan.stages:
         moves = _kernel_moves(plan)
     elif plan.segments:
-        moves = _segment_moves(plan, workload)
+        moves = _segment_moves(plan, chains)
     else:
-        moves = _degree_moves(plan, workload, cluster)
+        moves = _degree_moves(plan, chains)
     seen = {str(plan)}
     for other in moves:
         if str(other) not in seen:
@@ -358,7 +380,8 @@ def neighbours(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[Pla
             yield other
 
 
-def _degree_moves(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[Plan]:
+def _degree_moves(plan: Plan, chains: Partitioner) -> Iterator[Plan]:
+    workload, cluster = chains.workload, chains.cluster
     yield from _schedule_moves(plan)
     yield from _micro_moves(plan)
     yield from _recompute_moves(plan, blocks_of(plan, workload)[0])
@@ -367,15 +390,51 @@ def _degree_moves(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[
     yield from _kernel_moves(plan)
     yield from _framework_moves(plan)
     yield from _expert_moves(plan, workload)
-    yield from _apart(plan, workload, cluster)
+    yield from _apart(plan, chains)
+    yield from share_moves(plan, chains)
     yield from _traded(plan, workload)
 
 
-def _apart(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[Plan]:
+def _apart(plan: Plan, chains: Partitioner) -> Iterator[Plan]:
     """Stages on unlike devices changed one by one, or in another order, as segments."""
-    rows = in_segments(plan, workload)
-    if rows is not None and len(cluster.devices_by_kind()) > 1:
-        yield from _segment_moves(rows, workload)
+    rows = in_segments(plan, chains.workload)
+    if rows is not None and len(chains.cluster.devices_by_kind()) > 1:
+        yield from _segment_moves(rows, chains)
+
+
+def share_moves(plan: Plan, chains: Partitioner) -> Iterator[Plan]:
+    """Samples of replicas by the speed of their devices, some of them moved on, or even again."""
+    alike = len(chains.cluster.devices_by_kind()) == 1
+    if plan.dp == 1 or not plan.micro_batch or alike:
+        return
+    one = rows_of(plan, chains.workload)[0]
+    for other in _shared_out(one, micro_samples(plan), micro_batches(plan), chains):
+        yield plan.but(shares=other.plan.shares, micro_batch=other.plan.micro_batch)
+
+
+def _shared_out(one: Segment, samples: int, turns: int, chains: Partitioner) -> Iterator[Segment]:
+    """A stage whose replicas have other shares of its micro-batches of so many samples."""
+    plan = one.plan
+    if not plan.shares:
+        mesh = chains.uneven(Mesh(one.ranks, plan), samples, turns)
+        if mesh is not None:
+            yield replace(one, plan=mesh.plan)
+        return
+    if samples % plan.dp == 0:
+        yield replace(one, plan=plan.but(shares=(), micro_batch=samples // plan.dp))
+    inner = len(one.ranks) // plan.dp
+    kinds: dict[str, list[int]] = {}
+    for k in range(plan.dp):
+        kinds.setdefault(chains.cluster.devices[one.ranks[k * inner]].name, []).append(k)
+    for give, take in permutations(kinds, 2):  # a sample of every replica of one kind
+        shares = list(plan.shares)
+        for at, k in enumerate(kinds[give]):
+            shares[k] -= turns
+            shares[kinds[take][at % len(kinds[take])]] += turns
+        if min(shares) > 0:
+            yield replace(
+                one, plan=plan.but(shares=tuple(shares), micro_batch=max(shares) // turns)
+            )
 
 
 def in_segments(plan: Plan, workload: Workload) -> Plan | None:
@@ -399,18 +458,16 @@ def _schedule_moves(plan: Plan) -> Iterator[Plan]:
     share = plan.global_batch // max(plan.dp, 1)
     for name, family in FAMILIES.items():
         least = family.least[0] * plan.pp + family.least[1]
-        enough = [m for m in _halves(plan.micro_batch) if share // m >= least]
+        enough = [m for m in _smaller(share, plan.micro_batch) if share // m >= least]
         for chunks in (2, 4, 8) if name == "interleaved" else (1,):
             cut = () if chunks > 1 else plan.layers
             for micro in enough[:2]:  # smaller where the schedule needs more of them, or gains
                 yield plan.but(schedule=name, chunks=chunks, layers=cut, micro_batch=micro)
 
 
-def _halves(number: int) -> Iterator[int]:
-    """A number, and halves of it while they are whole."""
-    while number:
-        yield number
-        number = number // 2 if number % 2 == 0 else 0
+def _smaller(share: int, micro: int) -> list[int]:
+    """A micro-batch, and those that are smaller and divide a share of the batch, largest first."""
+    return [m for m in range(micro, 0, -1) if share % m == 0]
 
 
 def _kernel_moves(plan: Plan) -> Iterator[Plan]:
@@ -459,8 +516,10 @@ def _expert_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
 
 
 def _micro_moves(plan: Plan) -> Iterator[Plan]:
-    share = plan.global_batch // max(plan.dp, 1)
-    for micro in (plan.micro_batch * 2, plan.micro_batch // 2, share):
+    share, now = max(plan.shares, default=plan.global_batch // max(plan.dp, 1)), plan.micro_batch
+    up = next((m for m in divisors(share) if m > now), 0)
+    down = next((m for m in reversed(divisors(share)) if m < now), 0)
+    for micro in (now * 2, now // 2, up, down, share):
         if micro and share % micro == 0:
             yield plan.but(micro_batch=micro)
 
@@ -527,7 +586,7 @@ def _traded(plan: Plan, workload: Workload) -> Iterator[Plan]:
                 give: getattr(plan, give) // 2,
                 take: 2 * getattr(plan, take),
             }
-            other = plan.but(**changed, layers=(), shard=0)
+            other = plan.but(**changed, layers=(), shard=0, shares=())
             if other.pp == 1:
                 other = other.but(schedule="1f1b", chunks=1, actions=())
             yield other.but(sp=plan.sp or other.tp > 1)
@@ -535,7 +594,8 @@ def _traded(plan: Plan, workload: Workload) -> Iterator[Plan]:
                 yield other.but(micro_batch=max(plan.micro_batch // 2, 1))
 
 
-def _segment_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
+def _segment_moves(plan: Plan, chains: Partitioner) -> Iterator[Plan]:
+    workload = chains.workload
     found = segments(plan, workload)
     yield from _kernel_moves(plan)
     yield from _segment_frameworks(plan, found)
@@ -546,8 +606,12 @@ def _segment_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
         if micro and plan.global_batch % micro == 0:
             yield plan.but(micro_batch=micro)
     yield from _halved(written(plan, found[::-1]))
-    yield from _merged(plan, found)
+    yield from _merged(plan, found, chains)
     yield from _block_moved(plan, found)
+    turns = plan.global_batch // max(plan.micro_batch, 1)
+    for a, one in enumerate(found):
+        for other in _shared_out(one, plan.micro_batch, turns, chains) if one.plan.dp > 1 else ():
+            yield written(plan, [*found[:a], other, *found[a + 1 :]])
     for a in range(len(found) - 1 if len(found) > 2 else 0):  # neighbours change places
         yield written(plan, [*found[:a], found[a + 1], found[a], *found[a + 2 :]])
 
@@ -601,19 +665,23 @@ def _own(plan: Plan, found: Sequence[Segment], workload: Workload) -> Iterator[P
             dp, rest = divmod(len(one.ranks), max(other.ranks // (other.dp * other.pp), 1))
             if dp and not rest and plan.micro_batch % dp == 0:
                 shard = int(dp > 1) if p.dp == 1 or p.shard == 1 else 0
-                own = {"shard": shard if other.zero == 3 else 0}
-                changed.append(other.but(dp=dp, micro_batch=plan.micro_batch // dp, **own))
+                own: dict[str, Any] = {"shard": shard if other.zero == 3 else 0}
+                own |= {"dp": dp, "micro_batch": plan.micro_batch // dp, "shares": ()}
+                changed.append(other.but(**own))
         for other in changed:
             yield written(plan, [*found[:a], replace(one, plan=other), *found[a + 1 :]])
 
 
-def _merged(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
-    """Two segments that are split alike as one with twice the replicas."""
+def _merged(plan: Plan, found: Sequence[Segment], chains: Partitioner) -> Iterator[Plan]:
+    """Two segments that are split alike as one with the replicas of both, shared evenly or not."""
+    turns = plan.global_batch // max(plan.micro_batch, 1)
     for a in range(len(found) - 1):
         first, then = found[a], found[a + 1]
-        dp = first.plan.dp + then.plan.dp
-        alike = first.plan.tp == then.plan.tp and first.plan.cp == then.plan.cp
-        if len(found) > 2 and alike and plan.micro_batch % dp == 0:
-            own = first.plan.but(dp=dp, micro_batch=plan.micro_batch // dp)
-            one = Segment(first.blocks + then.blocks, first.ranks + then.ranks, own)
-            yield written(plan, [*found[:a], one, *found[a + 2 :]])
+        dp, samples = first.plan.dp + then.plan.dp, plan.micro_batch
+        if first.plan.tp != then.plan.tp or first.plan.cp != then.plan.cp:
+            continue
+        own = first.plan.but(dp=dp, micro_batch=max(samples // dp, 1), shares=())
+        one = Segment(first.blocks + then.blocks, first.ranks + then.ranks, own)
+        some = [one] if len(found) > 2 and samples % dp == 0 else []
+        for other in (*some, *_shared_out(one, samples, turns, chains)):
+            yield written(plan, [*found[:a], other, *found[a + 2 :]])

@@ -154,7 +154,7 @@ def metis_parts(seconds: Array, handed: Array, most: int) -> list[int]:
             hint=f"pip install 'foretell[solve]', or a model of at most {most} layers",
         ) from None
     n = len(seconds)
-    heavy = 1 + np.sqrt(seconds / max(seconds.max(), 1e-12)) * 1000
+    heavy = _capped(1 + np.sqrt(seconds / max(seconds.max(), 1e-12)) * 1000, most)
     wide = np.maximum(1, handed[: n - 1] / max(handed.max(), 1.0) * 10_000).astype(int)
     around = [[j for j in (i - 1, i + 1) if 0 <= j < n] for i in range(n)]
     weights = [int(wide[min(i, j)]) for i in range(n) for j in around[i]]
@@ -168,6 +168,13 @@ def metis_parts(seconds: Array, handed: Array, most: int) -> list[int]:
         recursive=False,
     )
     return list(parts)
+
+
+def _capped(weights: Array, parts: int) -> Array:
+    """Weights of which none is heavier than a part: METIS prints and goes wrong otherwise."""
+    for _ in range(16):
+        weights = np.minimum(weights, np.ceil(weights.sum() / parts))
+    return weights
 
 
 def _leader(workload: Workload, runs: list[list[Unit]], number: int) -> int:

@@ -4,6 +4,7 @@
     m     first and last layers (words, logits) on all ranks, stages between them
     nn    every layer that is no block on all ranks: those in the middle too
     k     branches side by side on their part of the ranks, what joins them on all
+    y     branches side by side, what is before and behind them on a part of its own
     x     two copies of the model in opposite directions
     loop  two stages a rank, twice over the ranks in turn (interleaved)
     wave  two stages a rank, there and back (a V)
@@ -30,7 +31,7 @@ from foretell.plan.placed import Prices, StagePlacement, constant, room
 from foretell.portable import product
 from foretell.workload import Layer, Workload
 
-SHAPES = ("v", "m", "nn", "k", "x", "loop", "wave", "tp")
+SHAPES = ("v", "m", "nn", "k", "y", "x", "loop", "wave", "tp")
 
 
 @dataclass(frozen=True)
@@ -184,44 +185,94 @@ def _placed(asked: Asked, ranks: tuple[int, ...], line: Sequence[int]) -> StageP
 
 def _k(asked: Asked) -> list[StagePlacement]:
     """Branches on their share of the ranks, what joins them on all."""
-    ways = branches(asked.workload)
+    before, ways, behind = _branched(asked)
+    if before:
+        raise InputError(
+            f"branches of `{asked.workload.name}` begin behind other layers",
+            hint="shape k is for models of several encoders; take y",
+        )
+    out = _side_by_side(asked, ways, _held(asked, set(behind)))
+    last = [i for i in behind for _ in range(asked.workload.layers[i].times)]
+    return [*out, *_stages(asked, asked.ranks, last)]
+
+
+def _y(asked: Asked) -> list[StagePlacement]:
+    """Branches on their share of the ranks, what is before and behind them on shares of its own."""
+    before, ways, behind = _branched(asked)
+    while len(ways) > 2 and len(ways) + bool(before) + bool(behind) > len(asked.ranks):
+        ways = sorted(ways, key=lambda way: -_work(asked, way))
+        ways[-2:] = [sorted(ways[-2] + ways[-1])]
+    return _side_by_side(asked, [part for part in (before, *ways, behind) if part], 0.0)
+
+
+def _branched(asked: Asked) -> tuple[list[int], list[list[int]], list[int]]:
+    """Layers before, in and behind the branches of a model."""
+    before, ways, behind = branches(asked.workload)
     if len(ways) < 2:
         raise InputError(
             f"`{asked.workload.name}` has no branches that join",
-            hint="shape k is for models of several encoders; take v or m",
+            hint="shapes k and y are for models of several encoders; take v or m",
         )
-    layers = asked.workload.layers
-    joined = [i for i in range(len(layers)) if not any(i in way for way in ways)]
-    taken = _held(asked, set(joined))
-    out, first = [], 0
+    return before, ways, behind
+
+
+def _side_by_side(
+    asked: Asked, ways: Sequence[Sequence[int]], taken: float
+) -> list[StagePlacement]:
+    """Parts of a model in stages, each part on its share of the ranks."""
+    layers, out, first = asked.workload.layers, list[StagePlacement](), 0
     for way, ranks in zip(ways, _shares(asked, ways), strict=True):
         line = tuple(i for i in way for _ in range(layers[i].times))
         mine = asked.ranks[first : first + ranks]
         first += ranks
         for stage in cut(_cutting(asked, line, mine, taken)):
             out += _stages(asked, stage.ranks, line[stage.first : stage.last])
-    last = [i for i in joined for _ in range(layers[i].times)]
-    return [*out, *_stages(asked, asked.ranks, last)]
+    return out
 
 
-def branches(workload: Workload) -> list[list[int]]:
-    """Runs of layers that do not wait for each other, up to where they join."""
-    names = [layer.name for layer in workload.layers]
-    joins = [i for i, layer in enumerate(workload.layers) if len(layer.after) > 1]
-    if not joins:
-        return []
-    out = []
-    for name in workload.layers[joins[0]].after:
-        way, here = [], names.index(name)
-        while True:
-            way.append(here)
-            after = workload.layers[here].after or ((names[here - 1],) if here else ("",))
-            if not after[0]:
-                break
-            here = names.index(after[0])
-        out.append(way[::-1])
-    both = [i for way in out for i in way]
-    return out if len(set(both)) == len(both) else []  # a way around is no branch
+def branches(workload: Workload) -> tuple[list[int], list[list[int]], list[int]]:
+    """Layers before, in each branch of, and behind the join whose shorter branches have most flops.
+
+    A branch is what one input of the join needs and no other does; a way around is none.
+    """
+    reads = _reads(workload)
+    needs: list[set[int]] = []
+    for inputs in reads:
+        needs.append(set(inputs).union(*(needs[i] for i in inputs)))
+    flops = [replace(workload, layers=(layer,)).flops() for layer in workload.layers]
+    found: list[list[int]] = []
+    for inputs in reads:
+        every = [needs[i] | {i} for i in inputs]
+        ways = [one - set().union(*(o for o in every if o is not one)) for one in every]
+        some = [sorted(way) for way in ways if way]
+        if len(some) > 1 and _beside(some, flops) > _beside(found, flops):
+            found = some
+    inside = {i for way in found for i in way}
+    before = set().union(*(needs[i] for i in inside)) - inside
+    rest = [i for i in range(len(reads)) if i not in before | inside]
+    return sorted(before), found, rest
+
+
+def _beside(ways: Sequence[Sequence[int]], flops: Sequence[float]) -> float:
+    """Flops of all branches but the longest."""
+    each = [sum(flops[i] for i in way) for way in ways]
+    return sum(each) - max(each, default=0.0)
+
+
+def _reads(workload: Workload) -> list[list[int]]:
+    """The layers that each layer reads."""
+    at = {layer.name: i for i, layer in enumerate(workload.layers)}
+    return [
+        [at[name] for name in layer.after if name] if layer.after else list(range(i))[-1:]
+        for i, layer in enumerate(workload.layers)
+    ]
+
+
+def _work(asked: Asked, way: Sequence[int]) -> float:
+    """Seconds of some layers on one rank."""
+    r, layers = asked.prices.rates(asked.ranks[:1]), asked.workload.layers
+    both = r.forward + (r.inputs + r.weights) * asked.trains
+    return sum(layers[i].times * float(both[i]) for i in way)
 
 
 def _shares(asked: Asked, ways: Sequence[Sequence[int]]) -> list[int]:
@@ -231,10 +282,7 @@ def _shares(asked: Asked, ways: Sequence[Sequence[int]]) -> list[int]:
         raise InfeasibleError(
             f"{len(ways)} branches on {size} ranks", hint="take as many ranks as branches, or v"
         )
-    r = asked.prices.rates(asked.ranks[:1])
-    layers = asked.workload.layers
-    both = r.forward + (r.inputs + r.weights) * asked.trains
-    work = [sum(layers[i].times * float(both[i]) for i in way) for way in ways]
+    work = [_work(asked, way) for way in ways]
     shares = [max(1, round(size * w / sum(work))) for w in work]
     while sum(shares) != size:
         step = 1 if sum(shares) < size else -1
@@ -290,7 +338,7 @@ def _halved(
 
 
 _MADE: dict[str, Callable[[Asked], list[StagePlacement]]] = {
-    "v": _v, "m": _m, "nn": _nn, "k": _k, "x": _x, "tp": _tp,
+    "v": _v, "m": _m, "nn": _nn, "k": _k, "y": _y, "x": _x, "tp": _tp,
     "loop": partial(_rounds, turns=False), "wave": partial(_rounds, turns=True),
 }  # fmt: skip
 
