@@ -190,6 +190,12 @@ def _convolution(sizes: Sizes, keys: Sequence[str]) -> list[Array]:
     ]  # fmt: skip
 
 
+def _recurrent(sizes: Sizes, keys: Sequence[str]) -> list[Array]:
+    """A step of time is a matmul: samples, numbers and their alignment; then how many of them."""
+    b, n, s, layers = (np.asarray(sizes[key], float) for key in ("b", "n", "s", "layers"))
+    return [_log(b), _log(n), 1.5 * _aligned(n), 0.3 * _log(s), 0.3 * _log(layers)]
+
+
 def _side(sizes: Sizes) -> Array:
     """Pixels of an image, of whichever of its three sides it has."""
     one = np.ones(1)
@@ -219,6 +225,8 @@ FEATURES = {
     "conv3d": _convolution,
     "convt2d": _convolution,
     "batch_norm": _channels,
+    "lstm": _recurrent,
+    "gru": _recurrent,
 }
 
 
@@ -269,11 +277,17 @@ def _measured(op: str, direction: str, way: Way) -> dict[tuple[str, str], float]
 
 @cache
 def _table(device: str) -> Sequence[tuple[str, str, str, str, str, float]]:
-    path = files("foretell.cost").joinpath("tables", "measured", f"{device}.csv.gz")
-    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    """Rows of the sweep, and those read off traced steps (`benchmarks/trace_rows.py`)."""
+    tables = files("foretell.cost").joinpath("tables")
+    paths = (
+        tables.joinpath("measured", f"{device}.csv.gz"),
+        tables.joinpath(f"traced_{device}.csv.gz"),
+    )
+    texts = (gzip.decompress(path.read_bytes()).decode() for path in paths)
     return [
         (r["op"], r["direction"], r["dtype"], r["layout"], r["shape"], float(r["device_seconds"]))
-        for r in csv.DictReader(lines)
+        for text in texts
+        for r in csv.DictReader(text.splitlines())
         if r["device_seconds"]
     ]
 

@@ -26,7 +26,7 @@ from foretell.memory.change import Autocast, Cast, Decision
 from foretell.memory.tape import FORWARD, Tape
 from foretell.operators import PRODUCTS, having
 from foretell.whatif.memory_effect import tape_of
-from foretell.whatif.table_lookup import ATTENTION, elements_of, stride_of
+from foretell.whatif.table_lookup import ATTENTION, elements_of, strides_of
 
 LOOKS_UP = frozenset(having("autocast", "table"))  # from fp32 tables
 # Operators that run in fp32 whatever they are given.
@@ -274,8 +274,8 @@ def _product_out(call: Call, op: str, first: int) -> float:
         return float(np.prod(a[:-1]) * b[-1])
     if "convolution" in op:
         image, weight = call.dims[0], call.dims[1]
-        stride = stride_of(call, 3)
-        sides = [max(1, s // stride) for s in image[2:]]
+        strides = strides_of(call, 3, len(image) - 2)
+        sides = [max(1, n // s) for n, s in zip(image[2:], strides, strict=True)]
         return float(image[0] * weight[0] * np.prod(sides))
     return float(call.size(0))
 

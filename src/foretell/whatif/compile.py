@@ -19,6 +19,7 @@ from typing import ClassVar
 import numpy as np
 
 from foretell import portable
+from foretell.cost.aten import is_call, read
 from foretell.cost.limits import passes
 from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
@@ -30,7 +31,7 @@ from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import USUAL, call_seconds, launch_of, operators
 from foretell.whatif.channels_last import turned
 from foretell.whatif.cuda_graph import masked
-from foretell.whatif.table_lookup import CONVOLVES, image_layout, retimed, sorts_of
+from foretell.whatif.table_lookup import CONVOLVES, elements_of, image_layout, retimed, sorts_of
 
 
 def _known(name: str) -> float:
@@ -113,7 +114,7 @@ def _fused(edit: Edit, graph: Graph, device: Array) -> Array:
     cut[1:] |= graph.lane[order[1:]] != graph.lane[order[:-1]]
     cut[0] = True
     run = np.cumsum(cut) - 1
-    seconds = graph.seconds[order]
+    seconds = _streamed(graph, order)
     total = np.bincount(run, seconds)
     longest = np.zeros(len(total))
     np.maximum.at(longest, run, seconds)
@@ -127,6 +128,25 @@ def _fused(edit: Edit, graph: Graph, device: Array) -> Array:
     edit.set(left, seconds=fused, sigma=portable.hypot(graph.sigma[left], spread))
     edit.remove(order[~keeps])
     return left
+
+
+# Passes along an index that Inductor writes into the kernels beside them.
+INDEXED = frozenset({"index", "gather", "index_add", "scatter_add", "_index_put_impl_"})
+_BOTH = 2  # what is read there is written too, or added to memory
+
+
+def _streamed(graph: Graph, kernels: Array) -> Array:
+    """Seconds of kernels; those along an index take what their numbers take to pass by.
+
+    PyTorch's own sort indices, go over them a row at a time or add number by number.
+    """
+    seconds = graph.seconds[kernels].copy()
+    for k, task in enumerate(kernels.tolist()):
+        op, shape = graph.names[int(graph.op[task])], graph.text_of("shape", task)
+        if op in INDEXED and is_call(shape):
+            moved = _BOTH * 4.0 * elements_of(read(op, shape))
+            seconds[k] = min(seconds[k], moved / _known("rate"))
+    return seconds
 
 
 def _is_kept(op: str) -> bool:

@@ -61,7 +61,7 @@ class Sort:
     @property
     def is_product(self) -> bool:
         """Whether tensor cores could do it."""
-        return self.rows[0][0] in ("linear", "bmm", "conv2d", "conv3d", "convt2d", "lstm")
+        return self.rows[0][0] in ("linear", "bmm", "conv2d", "conv3d", "convt2d", "lstm", "gru")
 
 
 def sorts_of(graph: Graph) -> list[Sort]:
@@ -140,6 +140,8 @@ def _row(
         return _convolution_row(op, call)
     if op.endswith(ATTENTION):
         return _attention_row(op, call)
+    if op.startswith("_cudnn_rnn"):
+        return _recurrent_row(op, call)
     row = ROWS.get(op) or ROWS.get(op.removesuffix("_backward").removesuffix("_"))
     if row:
         return ((row, "backward" if "backward" in op else "forward"),), _sizes(row, call, n)
@@ -175,11 +177,13 @@ def _convolution_row(op: str, call: Call) -> tuple[tuple[tuple[str, str], ...], 
     if not is_back and is_cudnn_order(call):
         turned = is_cudnn_transposed(call)
     groups = 1 if turned else max(1, image[1] // max(1, weight[1]))
-    stride = stride_of(call, at)
+    each = strides_of(call, at, len(image) - 2)
+    stride = math.sqrt(math.prod(each))  # rows have one for both sides of an image
     name = "conv3d" if len(image) == 5 else "conv2d"
     keys = ("t", "h", "w")[-(len(image) - 2) :]
     # A transposed convolution is the gradient of one from its output to its input, and run as that.
-    sides = [float(n * stride if turned and n > 1 else n) for n in image[2:]]
+    pairs = zip(image[2:], each, strict=True)
+    sides = [float(n * s if turned and n > 1 else n) for n, s in pairs]
     inside, outside = (weight[1], image[1]) if turned else (image[1], weight[0])
     sizes = dict(zip(keys, sides, strict=True)) | {
         "n": image[0], "c": inside, "k": outside, "r": weight[2] if len(weight) > 3 else 1,
@@ -193,14 +197,15 @@ def _convolution_row(op: str, call: Call) -> tuple[tuple[tuple[str, str], ...], 
     return tuple((name, part) for part in parts or (back, "wgrad")), sizes
 
 
-def stride_of(call: Call, at: int) -> int:
-    """The stride of a convolution; backends put their own arguments, sizes or padding, before."""
+def strides_of(call: Call, at: int, sides: int) -> tuple[int, ...]:
+    """Strides of a convolution; backends put their own arguments, sizes or padding, before."""
     lists = [i for i, kind in enumerate(call.types) if kind == "ScalarList"]
     behind = [i for i in lists if i >= at]
     if lists and lists[0] < at and at == 3:  # no bias between weight and lists: a backend's own
         behind = lists[2 if is_cudnn_transposed(call) else 1 :]
     numbers = call.numbers(behind[0]) if behind else ()
-    return max(1, numbers[-1]) if numbers else 1
+    numbers = tuple(max(1, n) for n in numbers[-sides:]) or (1,)
+    return numbers * sides if len(numbers) == 1 else (1,) * (sides - len(numbers)) + numbers
 
 
 def _attention_row(op: str, call: Call) -> tuple[tuple[tuple[str, str], ...], dict[str, float]]:
@@ -211,6 +216,25 @@ def _attention_row(op: str, call: Call) -> tuple[tuple[tuple[str, str], ...], di
     dropped = any(0 < _number(v) < 1 for v in call.values[3:13]) and "efficient" in op
     sizes = {"b": b, "h": h, "s": s, "d": d, "causal": 1.0, "dropout": float(1 + dropped)}
     return (("attention", "backward" if is_back else "forward"),), sizes
+
+
+_MODE = {"2": "lstm", "3": "gru"}  # cudnnRNNMode_t
+
+
+def _recurrent_row(op: str, call: Call) -> tuple[tuple[tuple[str, str], ...], dict[str, float]]:
+    """A stack of recurrent layers; of two directions each is a layer."""
+    is_back = op.endswith("backward")
+    said = dict(enumerate(call.values[10 if is_back else 6 :]))
+    is_both, by_sample = (said.get(k, "") == "True" for k in (7, 4))
+    first, second, *inside = call.dims[0] if len(call.dims[0]) > 1 else (1, 1)
+    hidden, layers = (_number(said.get(k, "")) for k in (1, 3))
+    sizes = {
+        "s": second if by_sample else first, "b": first if by_sample else second,
+        "n": hidden if hidden > 0 else float(inside[0] if inside else second),
+        "layers": (layers if layers > 0 else 1.0) * (1 + is_both),
+    }  # fmt: skip
+    row = _MODE.get(said.get(0, ""), "lstm")
+    return ((row, "backward" if is_back else "forward"),), sizes
 
 
 def _number(text: str) -> float:
@@ -279,7 +303,8 @@ def _power(name: str) -> float:
 REFERENCE = "h200"  # the device whose table is read
 CONVOLVES = frozenset({"conv2d", "conv3d", "convt2d"})
 LAID_OUT = CONVOLVES | IMAGES  # rows that tell one image layout from another
-WHOLE = LAID_OUT | BY_ROW | {"linear", "bmm", "attention", "lstm", "gru"}  # no passes over memory
+RECURRENT = frozenset({"lstm", "gru"})
+WHOLE = LAID_OUT | BY_ROW | RECURRENT | {"linear", "bmm", "attention"}  # no passes over memory
 
 
 class Change(NamedTuple):
@@ -313,7 +338,7 @@ def format_change(
         return None
     if sort.rows[0][0] not in WHOLE:
         return _walked(graph, sort, *found)
-    return found[0] * gain, found[1]
+    return found[0] * gain / _stays(graph, sort), found[1]
 
 
 def _place(
@@ -367,6 +392,16 @@ def layout_of(graph: Graph, sort: Sort) -> str:
 # What a matmul of a recurrent layer in fp32 needs beside it at every step of time, cleared or added
 # up by kernels of its own; tensor cores do it in one (cuDNN 9 on an H200, a GRU and an LSTM).
 _HELPERS = re.compile(r"memset|scal_kernel|splitkreduce", re.IGNORECASE)
+
+
+def _stays(graph: Graph, sort: Sort) -> float:
+    """The share of a recurrent layer's time that is not its helpers', which are dropped."""
+    if sort.rows[0][0] not in RECURRENT:
+        return 1.0
+    names = (graph.names[int(n)] for n in graph.name[sort.kernels])
+    kept = np.array([not _HELPERS.search(name) for name in names], bool)
+    seconds = graph.seconds[sort.kernels]
+    return float(seconds[kept].sum()) / float(seconds.sum()) if seconds[kept].any() else 1.0
 
 
 def without_helpers(edit: Edit, graph: Graph) -> None:
