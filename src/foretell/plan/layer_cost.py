@@ -65,10 +65,10 @@ class LayerMemory:
 
 def holdings(workload: Workload, cells: Layouts) -> list[LayerMemory]:
     """What each layer holds once, for every cell."""
-    return [_holding(workload, layer, cells) for layer in workload.layers]
+    return [_holding(layer, cells) for layer in workload.layers]
 
 
-def _holding(workload: Workload, layer: Layer, cells: Layouts) -> LayerMemory:
+def _holding(layer: Layer, cells: Layouts) -> LayerMemory:
     degrees, batch = cells.degrees(), cells.column("micro_batch")
     zero = np.zeros(len(cells))
     sums = {name: zero.copy() for name in _SUMMED}
@@ -76,7 +76,7 @@ def _holding(workload: Workload, layer: Layer, cells: Layouts) -> LayerMemory:
     for run, rows in cells.by_profile():
         dtype = KEPT.get(run.formats.compute, run.formats.compute)
         some = {k: v[rows] for k, v in degrees.items()}
-        passed = "fp32" if _passes_stream(layer, run) else workload.dtype
+        passed = "fp32" if _passes_stream(layer, run) else dtype
         output_bytes[rows] = layer.output_bytes(some, batch[rows], passed)
         for op in layer.works():
             if not holds(op.when, run.flags):
