@@ -179,3 +179,17 @@ def test_groups_share_uplinks() -> None:
     rails = [[i, i + 8, i + 16, i + 24] for i in range(8)]
     levels = cluster.levels(rails[0], rails[1:])
     assert levels[-1].bandwidth == pytest.approx(100e9 / 8)
+
+
+def test_boards_without_peer_access_meet_in_host_memory() -> None:
+    geforce, quadro = (
+        load(f"{name}:gpus=2").levels([0, 1])[0] for name in ("titan-rtx", "rtx-8000")
+    )
+    assert (geforce.kind, geforce.bandwidth) == ("memory", 4.2e9)
+    assert (quadro.kind, quadro.bandwidth) == ("pcie", 12e9)
+
+
+def test_a_bridge_needs_no_host_memory() -> None:
+    bridged = load("a40-pairs:device=3090")
+    assert bridged.levels([0, 1])[0].kind == "nvlink"
+    assert bridged.levels([0, 2])[0].kind == "memory"

@@ -117,6 +117,19 @@ def test_two_nodes_are_the_best_case_of_trees():
     assert found.algorithm in ("tree", "multicast")
 
 
+def test_two_nodes_reduce_by_rings_over_infiniband_and_by_trees_over_ethernet():
+    """The A100 has no switch that adds: nothing but the network differs."""
+    inside = Level("nvswitch", (8, 8), 300 * GIGA, 6e-7, 12)
+    nets = {"infiniband": (96, 2.7e-6), "ethernet": (8, 2e-5)}
+    for kind, (speed, latency) in nets.items():
+        net = Level(kind, (2,), speed * GIGA, latency, 4)
+        found = price("all_reduce", 1e9, (inside, net))
+        bus = 2 * 15 / 16 * 1e9 / float(found.seconds) / (speed * GIGA)
+        assert found.way is not None
+        assert found.way.algorithm == ("ring" if kind == "infiniband" else "tree")
+        assert (bus < 1) == (kind == "infiniband")
+
+
 def test_a_hopper_switch_adds_large_messages_itself():
     found = [price("all_reduce", 1e9, node(ranks)).way for ranks in (2, 8)]
     assert [way.algorithm for way in found if way] == ["ring", "multicast"]

@@ -7,7 +7,8 @@ from foretell.cluster import load as load_cluster
 from foretell.cost import collective
 from foretell.errors import InputError
 from foretell.plan import Plan, check, estimate, lower
-from foretell.plan.costs import copied_seconds, costs, is_copied, stage
+from foretell.plan.check import micro_batches
+from foretell.plan.costs import copied_seconds, costs, is_copied, shard_comm, stage
 from foretell.plan.estimate import reducing
 from foretell.plan.layouts import layers_of
 from foretell.plan.memory import memory
@@ -97,6 +98,33 @@ def test_sequence_parallel_collectives_hide_behind_matmuls():
         talk(LONG, plan(tp=8, sp=True, global_batch=1, tp_overlap=way)) for way in (False, True)
     )
     assert hidden == pytest.approx([(1 / 8 + 7 / 8 * 0.16) * seconds for seconds in shown])
+
+
+def test_pytorch_keeps_what_it_gathered_and_hides_the_forward_alone():
+    size = 2.0 * 32768 * 2048
+    both = 2 * (price("all_gather", size, 8) + price("reduce_scatter", size, 8))
+    plain, async_tp = (
+        talk(LONG, plan(tp=8, sp=True, global_batch=1, framework="fsdp", tp_overlap=way))
+        for way in (False, True)
+    )
+    assert plain == pytest.approx([both, both])  # its input is there: it is not gathered again
+    assert async_tp == pytest.approx([(1 / 8 + 7 / 8 * 0.16) * both, both])
+
+
+def test_fsdp_gathers_once_a_step_in_a_pipeline():
+    """Parameters stay whole and gradients add up until the last micro-batch."""
+
+    def moved(**fields):
+        one = plan(dp=4, zero=3, framework="fsdp", **fields)
+        c = costs([check(one, LONG, NODE)], LONG, NODE)
+        gather, scatter = shard_comm(c, 1, LONG, NODE)
+        turns = micro_batches(one)
+        return 2 * turns * float(gather[0]), turns * float(scatter[0])
+
+    piped = moved(pp=2, global_batch=32)
+    again = moved(tp=2, sp=True, global_batch=32)
+    assert piped == pytest.approx(moved(pp=2, global_batch=64))
+    assert moved(tp=2, sp=True, global_batch=64) == pytest.approx(tuple(2 * x for x in again))
 
 
 def test_tokens_cross_the_network_once_for_each_node_they_go_to():

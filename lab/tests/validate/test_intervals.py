@@ -2,7 +2,11 @@
 
 import numpy as np
 
+from foretell.cluster import load as load_cluster
+from foretell.plan import Plan
+from foretell.predict import predict
 from foretell.predict.interval import shipped
+from foretell.workload import load
 from foretell_lab.validate import intervals, reported
 
 
@@ -33,3 +37,25 @@ def test_first_answers_are_those_of_the_reported_sources():
     rows = intervals.first_answers()
     assert {row.source for row in rows} <= set(reported.sources())
     assert all(set(row.away) <= set(shipped()) and row.away["any"] == 1.0 for row in rows)
+
+
+def test_four_fifths_of_what_was_fitted_lie_inside():
+    random = np.random.default_rng(5)
+    rows = [
+        intervals.Answer(f"{k}", x, {"any": 1.0})
+        for k in range(12)
+        for x in (0.1 + 0.1 * random.standard_normal(30)).tolist()
+    ]
+    found = intervals.fit(rows)
+    assert 0.75 <= np.mean([row.is_inside(found) for row in rows]) <= 0.87
+
+
+def test_a_framework_of_one_table_is_wider_than_one_of_several():
+    def width(framework):
+        plan = Plan.parse(f"dp=4,zero=1,precision=bf16-master,framework={framework},micro_batch=1")
+        found = predict(plan, load("gpt:layers=24,hidden=1024,heads=16,seq=1024,vocab=51200"), load_cluster("a100-80:gpus=4"))
+        return found.away.get("lone", 0.0), np.log(found.high / found.low)
+
+    lone, known = width("internevo"), width("megatron-deepspeed")
+    assert (lone[0], known[0]) == (1.0, 0.0)
+    assert lone[1] > known[1]

@@ -26,7 +26,7 @@ Every way costs `start + slope·bytes + root·√bytes` seconds. With N ranks, S
 tier t of the topology its speed Bₜ = efficiency·bandwidth and its share of the ring's edges Eₜ/N:
 
     ring       launch + start + steps·Σₜ (Eₜ/N)·hopₜ + wire·S/min Bₜ + own·S/copy + √(fill·wire·S/B)
-    tree       launch + start + 2·Σₜ depthₜ·hopₜ + S·maxₜ 2/Bₜ + √(fill·…)       pair/B for two nodes
+    tree       launch + start + 2·Σₜ depthₜ·hopₜ + S·maxₜ 2/Bₜ + √(fill·…)      pair/B for two nodes
     multicast  launch + start + S·(1+1/n)/B, or the tree between nodes if that is slower
     direct     launch + start + peers·hop + S·maxₜ leavingₜ/Bₜ + own·S/copy + √(fill·…)
 

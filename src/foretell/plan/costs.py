@@ -133,7 +133,7 @@ def _added(plan: Plan) -> float:
 
     Sharded gradients are added up where they are reduced: a rank has a part of them.
     """
-    if plan.zero == 3:
+    if plan.zero == 3 and not keeps_whole(plan):
         return 0.0
     return running(plan).accumulated * (1 - 1 / max(micro_batches(plan), 1))
 
@@ -388,12 +388,33 @@ def _copied(plan: Plan) -> tuple[float, float, float]:
     grads = profile.grad_copies.get(_grad_dtype(plan), 0.0)
     ahead, back = profile.copies
     if plan.zero == 3:
-        return ahead, back, grads
+        gathered, scattered = _times_shared(plan)
+        return ahead * gathered, back * gathered, grads * scattered
     return (ahead, 0.0, grads) if plan.zero == 2 else (CAST, 0.0, CAST)
 
 
+def keeps_whole(plan: Plan) -> bool:
+    """Whether parameters sharded in fp32 (FSDP) are held whole in half precision for a step.
+
+    Gathered once and kept (zero 2, `reshard_after_forward=False`), as torchtitan does in a pipeline
+    too, where gradients add up unsharded until the last micro-batch
+    (torch/distributed/pipelining/stage.py: `backward_maybe_with_nosync`).
+    """
+    run = running(plan)
+    is_sharded = run.profile.fp32_parameters and bool(run.formats.master) and plan.zero >= 2
+    return is_sharded and (plan.zero == 2 or plan.pp > 1)
+
+
+def _times_shared(plan: Plan) -> tuple[float, float]:
+    """How often a pass of a micro-batch gathers parameters and scatters gradients, on average."""
+    if plan.zero != 3 or not keeps_whole(plan):
+        return 1.0, 1.0
+    turns = max(micro_batches(plan), 1)
+    return 1 / (turns * running(plan).profile.gathers), 1 / turns
+
+
 def shard_comm(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
-    """Seconds to gather the parameters of one layer and to scatter its gradients."""
+    """Seconds to gather the parameters of one layer and to scatter its gradients, each time."""
     rows = np.arange(len(c.plans))
     size = c.holdings[at].weights
     reach = _network_share(c, cluster)
@@ -402,7 +423,8 @@ def shard_comm(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple
     gather = over_dp(c, "all_gather", size * each / reach, rows, cluster)
     trained = c.holdings[at].trained()[0]
     scatter = over_dp(c, "reduce_scatter", trained * grad_width(c) / reach, rows, cluster)
-    return gather, scatter
+    often = np.array([_times_shared(p) for p in c.plans.plans])
+    return gather * often[:, 0], scatter * often[:, 1]
 
 
 def _network_share(c: Costs, cluster: Cluster) -> Array:

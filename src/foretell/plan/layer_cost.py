@@ -65,10 +65,10 @@ class LayerMemory:
 
 def holdings(workload: Workload, cells: Layouts) -> list[LayerMemory]:
     """What each layer holds once, for every cell."""
-    return [_holding(workload, layer, cells) for layer in workload.layers]
+    return [_holding(layer, cells) for layer in workload.layers]
 
 
-def _holding(workload: Workload, layer: Layer, cells: Layouts) -> LayerMemory:
+def _holding(layer: Layer, cells: Layouts) -> LayerMemory:
     degrees, batch = cells.degrees(), cells.column("micro_batch")
     zero = np.zeros(len(cells))
     sums = {name: zero.copy() for name in _SUMMED}
@@ -76,7 +76,7 @@ def _holding(workload: Workload, layer: Layer, cells: Layouts) -> LayerMemory:
     for run, rows in cells.by_profile():
         dtype = KEPT.get(run.formats.compute, run.formats.compute)
         some = {k: v[rows] for k, v in degrees.items()}
-        passed = "fp32" if _passes_stream(layer, run) else workload.dtype
+        passed = "fp32" if _passes_stream(layer, run) else dtype
         output_bytes[rows] = layer.output_bytes(some, batch[rows], passed)
         for op in layer.works():
             if not holds(op.when, run.flags):
@@ -318,7 +318,7 @@ def _layers(
         end = _last_kept(layer, run)
         for k, exchange in enumerate(layer.ops):
             if isinstance(exchange, Exchange):
-                _exchange(exchange, cluster, run, cells, whole[at], is_rerun=k < end)
+                _exchange(exchange, cluster, device, run, cells, whole[at], is_rerun=k < end)
     return whole
 
 
@@ -456,14 +456,15 @@ def _stacked(values: list[Array | float], length: int) -> Array:
 
 
 def _exchange(
-    exchange: Exchange, cluster: Cluster, run: Running, cells: Layouts, phases: list[Part], *,
-    is_rerun: bool,
+    exchange: Exchange, cluster: Cluster, device: Device, run: Running, cells: Layouts,
+    phases: list[Part], *, is_rerun: bool,
 ) -> None:  # fmt: skip
     """Add what an exchange costs where its axis is split."""
     rows = _split_rows(exchange, cells)
+    copied = _reordered(exchange, device, run, cells.take(rows)) * cluster.calibration.compute
     ranks = cells.take(rows).column(exchange.axis)
     apart = np.array([_behind(n) for n in ranks])
-    shown = np.array([run.exposed(n) if exchange.axis == "sp" else 1.0 for n in ranks])
+    shown = np.array([run.exposed(n) for n in ranks])
     for is_back, _, seconds in exchange_seconds(exchange, run.formats.compute, cluster, cells):
         again = (WHOLE,) if is_rerun and not is_back else ()
         for phase in (BACKWARD if is_back else FORWARD, *again):
@@ -472,10 +473,28 @@ def _exchange(
                 part.beside[rows] += seconds
                 part.kernels[rows] += run.profile.contention * seconds
             else:
-                part.talk[rows] += shown * seconds
+                hides = exchange.axis == "sp" and run.hides(phase == BACKWARD)
+                part.talk[rows] += (shown if hides else 1.0) * seconds
+                part.kernels[rows] += 0.0 if hides else copied
                 part.skew[rows] += run.profile.straggler * apart
             if run.cuda_graph != "iteration":
                 part.host[rows] += run.issued(exchange.axis, is_back) * cluster.calibration.host
+
+
+def _reordered(exchange: Exchange, device: Device, run: Running, cells: Layouts) -> Array:
+    """Seconds to bring words into order around one collective of PyTorch's sequence parallelism.
+
+    Its collectives split the first dimension, words are the second: what was gathered is cut and
+    put together again, and so is what is scattered (torch/distributed/_functional_collectives.py).
+    Async TP reads and writes in place.
+    """
+    if exchange.axis != "sp" or run.profile.kernels != "eager" or not len(cells):
+        return np.zeros(len(cells))
+    kept = KEPT.get(run.formats.compute, run.formats.compute)
+    moved = exchange.bytes(cells.degrees(), cells.column("micro_batch"), kept)
+    moved = np.broadcast_to(2.0 * np.asarray(moved, float), (len(cells),))
+    n = moved / (2 * BYTES[kept])
+    return kernel.seconds(device, "copy", kept, {"n": n}, bytes=moved).seconds
 
 
 NODE = 8  # ranks up to which waiting for the slowest was measured
@@ -505,16 +524,18 @@ def exchange_seconds(
 ) -> list[tuple[bool, str, Array]]:
     """Each collective of an exchange: whether backward, its name, and seconds where it is.
 
-    What is not kept from the forward is gathered again in the backward.
+    What is not kept from the forward is gathered again in the backward: Megatron keeps its part of
+    the input of a matmul, PyTorch's DTensor all of it.
     """
     rows = _split_rows(exchange, cells)
     if not len(rows):
         return []
     part = cells.take(rows)
+    is_kept = exchange.kept or part.runs[0].profile.kernels == "eager"
     kept = KEPT.get(dtype, dtype)
     moved = exchange.bytes(part.degrees(), part.column("micro_batch"), kept)
     moved = np.broadcast_to(np.asarray(moved, float), (len(rows),))
-    again = "all_gather" if exchange.backward and not exchange.kept else ""
+    again = "all_gather" if exchange.backward and not is_kept else ""
     asked = ((False, exchange.forward), (True, exchange.backward), (True, again))
     copies = exchange.copies if part.runs[0].dispatch == "node" else 1.0
     return [

@@ -9,9 +9,7 @@ activations  what autograd keeps of each layer (Korthikanti et al., arXiv 2205.0
 head         logits and what the loss makes of them, in fp32
 buffers      the largest exchange; layers gathered at once where parameters are sharded
 FSDP         parameters are sharded in fp32 and computed with in half precision; gathered once and
-             kept (zero 2, `reshard_after_forward=False`), the half copy is held whole, and so it is
-             in a pipeline, whose gradients add up unsharded until the last micro-batch
-             (torch/distributed/pipelining/stage.py: `backward_maybe_with_nosync`)
+             kept, the half copy is held whole (→ foretell.plan.costs: `keeps_whole`)
 sharded      over data-parallel and context-parallel ranks alike, as FSDP2 and Megatron do it
 rounding     PyTorch's allocator gives out blocks of 2 MiB and cannot use all it has
 """
@@ -25,7 +23,7 @@ import numpy.typing as npt
 
 from foretell.cluster import Cluster
 from foretell.plan.check import check, micro_batches, placed
-from foretell.plan.costs import Costs, copies, grad_width, unpriced
+from foretell.plan.costs import Costs, copies, grad_width, keeps_whole, unpriced
 from foretell.plan.costs import weights as weights_of
 from foretell.plan.framework import Running
 from foretell.plan.layouts import FIRST, LAST, MIDDLE, Array, layers_of, shares
@@ -108,7 +106,7 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
     )
     state = np.array([r.state_bytes for r in plans.runs])
     state = np.where([p.offload for p in plans.plans], 0.0, state)
-    kept_whole = _kept_whole(c)
+    kept_whole: Flags = np.array([keeps_whole(p) for p in plans.plans])
     held = np.array([r.weight_bytes + r.cast_bytes for r in plans.runs])
     each, again = _kept(c, times, workload)
     flying = _in_flight(c, stage)
@@ -129,17 +127,6 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
         each=each,
         workspace=again,
     )
-
-
-def _kept_whole(c: Costs) -> Flags:
-    """Whether parameters sharded in fp32 (FSDP) are held whole in half precision for a step."""
-    pairs = zip(c.plans.plans, c.plans.runs, strict=True)
-    sharded = [
-        r.profile.fp32_parameters and bool(r.formats.master) and p.zero >= 2 for p, r in pairs
-    ]
-    once = (c.plans.column("zero") == 2) | (c.plans.column("pp") > 1)
-    found: Flags = np.array(sharded) & once
-    return found
 
 
 def _kept(c: Costs, times: Array, workload: Workload) -> tuple[Array, Array]:

@@ -65,6 +65,7 @@ def distances(plan: Plan, workload: Workload, cluster: Cluster, host: float) -> 
         "experts": float("experts" in kinds),
         "frozen": float(any(w.frozen for op in ops for w in op.weights)),
         "host": host,
+        "lone": float(len(profile.sources) + len(profile.judged) < 2),
     }
     return {name: share for name, share in found.items() if share}
 
