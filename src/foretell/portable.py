@@ -33,7 +33,7 @@ def exp(x: npt.ArrayLike) -> Array:
     kept = np.clip(asked, -746.0, 711.0)
     times = np.rint(kept * _PER_LN2)
     rest = (kept - times * _HIGH) - times * _LOW
-    found = _series(_EXP, rest)
+    found = np.polyval(_EXP, rest)
     with np.errstate(over="ignore", under="ignore"):
         return np.asarray(np.ldexp(found, np.nan_to_num(times).astype(np.int32)))
 
@@ -143,13 +143,6 @@ def _power(x: float, to: float) -> float:
     return 0.0 if to > 0 else math.inf
 
 
-def _series(terms: tuple[float, ...], x: Array) -> Array:
-    found = np.full_like(x, terms[0])
-    for term in terms[1:]:
-        found = found * x + term
-    return found
-
-
 def _parted(x: npt.ArrayLike) -> tuple[Array, Array]:
     """Numbers as 2^times · m, with m near 1: ln m, and times."""
     near, times = np.frexp(np.asarray(x, float))
@@ -157,7 +150,7 @@ def _parted(x: npt.ArrayLike) -> tuple[Array, Array]:
     near = np.where(is_low, 2.0 * near, near)
     with np.errstate(invalid="ignore", divide="ignore"):
         slope = (near - 1.0) / (near + 1.0)
-    return 2.0 * slope * _series(_LOG, slope * slope), (times - is_low).astype(float)
+    return 2.0 * slope * np.polyval(_LOG, slope * slope), (times - is_low).astype(float)
 
 
 def _at_ends(x: npt.ArrayLike, found: Array) -> Array:

@@ -10,7 +10,7 @@ from foretell.cluster import load as machines
 from foretell.errors import ForetellError, InfeasibleError, InputError
 from foretell.plan import Plan, check, estimate, lower
 from foretell.plan.check import WAYS, rank_samples, runs, spoken, units
-from foretell.plan.groups import orders
+from foretell.plan.layer_ranges import orders
 from foretell.predict import predict
 from foretell.simulate import simulate
 from foretell.workload import load

@@ -10,7 +10,7 @@ import pytest
 from foretell.cluster import load as load_cluster
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan, read, save
-from foretell.plan.placed import (
+from foretell.plan.stage_placement import (
     Prices,
     StagePlacement,
     acts,

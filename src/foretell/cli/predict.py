@@ -70,14 +70,12 @@ def _write(path: Path, workload: Any, cluster: Any, plan: Any, calibration: Path
     """The predicted step as a graph file."""
     from foretell.api.planning import machines
     from foretell.graph import save
-    from foretell.plan import lower, read
-    from foretell.search.fusion.fused_step import fuses
+    from foretell.plan import read
+    from foretell.search.kit import graph_of
     from foretell.workload import load
 
-    parsed = read(plan)
-    if fuses(parsed):
-        raise InputError("-o of a plan that fuses ops", hint="leave -o away")
-    save(lower(parsed, load(workload, scripts=True), machines(cluster, calibration)), path)
+    model, on = load(workload, scripts=True), machines(cluster, calibration)
+    save(graph_of(read(plan), model, on), path)
     say(f"written: {path}")
 
 

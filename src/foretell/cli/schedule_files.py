@@ -24,7 +24,7 @@ def write(output: Path, found: Any, solved: Any) -> None:
 
 def _write_plan(output: Path, solved: Any) -> None:
     from foretell.plan import save
-    from foretell.plan.placed import as_degrees
+    from foretell.plan.stage_placement import as_degrees
 
     if solved is None:
         raise InputError(
@@ -64,7 +64,7 @@ def _actions(found: Any, solved: Any, *, with_comms: bool) -> str:
 
 def _is_line(found: Any, solved: Any, rows: Any) -> bool:
     """Whether each stage follows the one before, on a rank of its own."""
-    from foretell.plan.placed import edges
+    from foretell.plan.stage_placement import edges
     from foretell.search.schedule.formats import after
 
     if solved:

@@ -7,11 +7,11 @@ from foretell.errors import unknown
 from foretell.graph import Graph
 from foretell.plan.check import settled
 from foretell.plan.costs import Costs
-from foretell.plan.groups import GroupStep, has_per_rank_costs
-from foretell.plan.placed import PlacedStep, Prices
+from foretell.plan.layer_ranges import GroupStep, has_per_rank_costs
 from foretell.plan.plan import Plan
 from foretell.plan.program import ResolvedStep, lowered
 from foretell.plan.stage_ops import priced
+from foretell.plan.stage_placement import PlacedStep, Prices
 from foretell.workload import Workload
 
 DETAILS = ("stage", "layer")

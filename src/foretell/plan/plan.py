@@ -106,7 +106,7 @@ class Plan:
     late: tuple[str, ...] = ()  # ops that run behind all others of the backward
     sync: Names = ()  # (parameter, all-reduce | ps:rank | factors | sharded) …
     actions: Names = ()  # per stage its order, such as F0 F1 B0
-    stages: Names = ()  # stages placed freely: ranks, layers (→ foretell.plan.placed)
+    stages: Names = ()  # stages placed freely: ranks, layers (→ foretell.plan.stage_placement)
     groups: Names = ()  # layers on ranks of their own: first, last, way, rank:samples …
     segments: Names = ()  # stages with meshes of their own (→ foretell.plan.plan)
     whatifs: tuple[str, ...] = ()  # further changes, as what-if specs

@@ -23,10 +23,11 @@ from foretell.errors import InputError
 from foretell.graph import Graph
 from foretell.graph.groups import group_text, ranks_of
 from foretell.graph.show import span
-from foretell.plan import Plan
+from foretell.plan import Plan, lower
+from foretell.plan.program import lowered
 from foretell.pool import Alone, Pool
-from foretell.predict import Prediction, predict, predict_many
-from foretell.search.fusion.fused_step import fuses, predict_fused
+from foretell.predict import Prediction, predict, predict_many, predicted
+from foretell.search.fusion.fused_step import FusedStep, fuses
 from foretell.spec import Spec, split
 from foretell.spec import parse as parse_spec
 from foretell.workload import Workload
@@ -218,12 +219,23 @@ def _best(found: list[Planned]) -> Planned:
 def priced(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Prediction:
     """The predicted step of a plan: of fused ops where it names them, of layers otherwise."""
     if fuses(plan):
-        return predict_fused(plan, model, cluster)
+        return predicted(FusedStep.of(plan, model, cluster))
+    return predict(plan, _with_layers(model), cluster)
+
+
+def graph_of(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Graph:
+    """The step of a plan as a graph."""
+    if fuses(plan):
+        return lowered(FusedStep.of(plan, model, cluster))
+    return lower(plan, _with_layers(model), cluster)
+
+
+def _with_layers(model: Workload | Graph) -> Workload:
     if isinstance(model, Graph):
         raise InputError(
             "a captured step has no layers to split", hint="capture it with `foretell capture`"
         )
-    return predict(plan, model, cluster)
+    return model
 
 
 def priced_many(

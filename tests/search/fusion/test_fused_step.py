@@ -8,10 +8,12 @@ from click.testing import CliRunner
 from foretell.cli.main import foretell
 from foretell.cluster import load as machines
 from foretell.errors import InputError
+from foretell.graph import load as load_graph
 from foretell.plan import Plan, lower, save
-from foretell.predict import predict
-from foretell.search.fusion.fused_step import fuses, predict_fused
+from foretell.predict import predict, predicted
+from foretell.search.fusion.fused_step import FusedStep, fuses
 from foretell.search.fusion.planner import FusionPlanner
+from foretell.simulate import simulate
 from foretell.workload import load
 
 MODEL = "bert:layers=2,hidden=256,heads=4,seq=64,vocab=4096,head=mlm,batch=8"
@@ -34,7 +36,7 @@ A = machines("disco-a")
 def test_a_plan_is_predicted_as_it_was_found(asked):
     found = FusionPlanner(**asked).plan(load(MODEL), A)
     assert fuses(found.plan)
-    told = predict_fused(found.plan, load(MODEL), A)
+    told = predicted(FusedStep.of(found.plan, load(MODEL), A))
     assert told.step == pytest.approx(found.predicted, rel=1e-6)
     assert sum(told.breakdown.values()) == pytest.approx(told.step, rel=1e-6)
     assert told.fits
@@ -45,9 +47,11 @@ def test_the_command_prices_the_plan_that_the_planner_wrote(tmp_path):
     path = tmp_path / "best.plan"
     found = FusionPlanner().plan(load(MODEL), A)
     save(found.plan, path)
-    words = ["predict", MODEL, "--on", "disco-a", "--plan", str(path), "--json"]
+    graph = tmp_path / "step.graph"
+    words = ["predict", MODEL, "--on", "disco-a", "--plan", str(path), "--json", "-o", str(graph)]
     told = json.loads(CliRunner().invoke(foretell, words, catch_exceptions=False).stdout)
     assert told["step_s"] == pytest.approx(found.predicted, rel=1e-6)
+    assert simulate(load_graph(graph)).seconds == pytest.approx(told["step_s"], rel=1e-9)
     assert told["breakdown"]["compute_s"] > 0
 
 
@@ -63,7 +67,7 @@ def test_the_command_prices_the_plan_that_the_planner_wrote(tmp_path):
 def test_what_has_no_price_is_refused(changes, words):
     plan = FusionPlanner(evaluations=12).plan(load(MODEL), A).plan
     with pytest.raises(InputError, match=words):
-        predict_fused(plan.but(**changes), load(MODEL), A)
+        FusedStep.of(plan.but(**changes), load(MODEL), A)
 
 
 def test_fused_ops_are_never_ignored():

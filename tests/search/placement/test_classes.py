@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.plan.groups import Move, gather, reslice
+from foretell.plan.layer_ranges import Move, gather, reslice
 from foretell.search.placement.device_classes import CUSTOM, SPLITS, classes, joins, unsplit
 from foretell.workload import load
 from foretell.workload.kernels import RULES

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.cluster import load as machines
-from foretell.plan.groups import FactorMatmul, gathered
+from foretell.plan.layer_ranges import FactorMatmul, gathered
 from foretell.search.placement import factors
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.factors import Node, Wire, brute, closed_form, solve, value

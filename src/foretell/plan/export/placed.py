@@ -12,8 +12,8 @@ from typing import NamedTuple
 from foretell.errors import InputError
 from foretell.graph.groups import group_text
 from foretell.plan.order import order
-from foretell.plan.placed import StageSpec, stage_spec
 from foretell.plan.plan import Names, Plan
+from foretell.plan.stage_placement import StageSpec, stage_spec
 
 
 class Line(NamedTuple):

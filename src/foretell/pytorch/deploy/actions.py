@@ -18,7 +18,7 @@ from foretell.errors import InputError, unknown
 from foretell.plan import Plan
 from foretell.plan.order import FAMILIES
 from foretell.plan.order import order as order_of
-from foretell.plan.placed import Action
+from foretell.plan.stage_placement import Action
 
 _CELL = re.compile(r"(\d+)([FBIW])(\d+)")
 Orders = tuple[tuple[Action, ...], ...]  # by rank

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from foretell.errors import InputError
-from foretell.plan.placed import Action
+from foretell.plan.stage_placement import Action
 from foretell.pytorch.deploy.actions import Pipeline, Ran
 from foretell.pytorch.deploy.collective import Shared, one_more, shared_groups
 from foretell.pytorch.deploy.mesh import found_by_first

@@ -1,7 +1,7 @@
 """Layers on ranks of their own: each rank runs the runs of layers it holds, on its own samples.
 
 Between two runs the activations of a micro-batch are cut where the samples of ranks begin and end,
-and each part goes to the rank that has it next (→ foretell.plan.groups); gradients go the
+and each part goes to the rank that has it next (→ foretell.plan.layer_ranges); gradients go the
 same way back. Both ends know the order of messages from the plan, so only shapes are negotiated,
 once. A run that is split has all samples on each of its ranks, and parts of its layers.
 
@@ -22,8 +22,8 @@ import torch.distributed as dist
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.check import Run, agreed, micro_batches_of_groups, run_samples, runs
-from foretell.plan.groups import Move, edges, handed, orders
-from foretell.plan.placed import Action
+from foretell.plan.layer_ranges import Move, edges, handed, orders
+from foretell.plan.stage_placement import Action
 from foretell.pytorch.deploy.actions import Pipeline
 from foretell.pytorch.deploy.batch_norm import norms, synchronize_norms
 from foretell.pytorch.deploy.blocks import Meta

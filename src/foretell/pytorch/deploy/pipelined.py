@@ -15,7 +15,7 @@ import torch
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.plan.placed import StageSpec, stage_spec
+from foretell.plan.stage_placement import StageSpec, stage_spec
 from foretell.pytorch.deploy.actions import Pipeline, parse
 from foretell.pytorch.deploy.actions import pipeline as pipeline_of
 from foretell.pytorch.deploy.blocks import Blocks

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from foretell.errors import InputError
-from foretell.plan.groups import Move
-from foretell.plan.placed import Action
+from foretell.plan.layer_ranges import Move
 from foretell.plan.plan import Segment
+from foretell.plan.stage_placement import Action
 from foretell.pytorch.deploy.actions import Pipeline
 from foretell.pytorch.deploy.actions import pipeline as pipeline_of
 from foretell.pytorch.deploy.blocks import Blocks, Meta

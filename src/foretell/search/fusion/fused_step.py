@@ -40,7 +40,7 @@ from foretell.plan.file import COPY, named_ops
 from foretell.plan.framework import Running, resolved, running
 from foretell.plan.memory import room
 from foretell.plan.program import Piece, Program, ResolvedStep, StageTasks, written
-from foretell.predict import Prediction, predict, predicted
+from foretell.predict import predict
 from foretell.search.fusion.baselines import ddp
 from foretell.search.fusion.lanes import seconds
 from foretell.search.fusion.ops import Memory, from_workload, problem_of_graph
@@ -320,6 +320,14 @@ class FusedStep(ResolvedStep):
     judge: Evaluator
     scored: Scored
 
+    @classmethod
+    def of(cls, plan: Plan, model: Workload | Graph, cluster: Cluster) -> FusedStep:
+        """The step of a plan; an error where it does more than split data."""
+        _require_plain(plan, cluster)
+        judge, scored = evaluated(plan, problem_of(plan, model, cluster))
+        workload = workload_of(_sized(plan, model))
+        return cls(_explicit(plan, workload), workload, cluster, judge, scored)
+
     @property
     def advice(self) -> str:
         """What to do where it does not fit."""
@@ -340,14 +348,6 @@ class FusedStep(ResolvedStep):
         held, problem = self.scored.fusion.held, self.judge.problem
         parts = {"state": problem.held, "activations": held - problem.held}
         return held, max(held - problem.room, 0.0), parts
-
-
-def predict_fused(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Prediction:
-    """The step of a plan with fused ops or messages of its own, as its planner reports it."""
-    _require_plain(plan, cluster)
-    judge, scored = evaluated(plan, problem_of(plan, model, cluster))
-    workload = workload_of(_sized(plan, model))
-    return predicted(FusedStep(_explicit(plan, workload), workload, cluster, judge, scored))
 
 
 def evaluated(plan: Plan, problem: Problem) -> tuple[Evaluator, Scored]:

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from foretell.cost import kernel
 from foretell.errors import UnmodelledError
-from foretell.plan.groups import FactorMatmul, factor_matmuls, gathered, sharing
+from foretell.plan.layer_ranges import FactorMatmul, factor_matmuls, gathered, sharing
 from foretell.search.placement.device_classes import Fleet, Group, law
 from foretell.workload import Workload
 

@@ -16,7 +16,7 @@ from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.check import agreed
-from foretell.plan.groups import served_by
+from foretell.plan.layer_ranges import served_by
 from foretell.search.placement.device_classes import Cell, Fleet, fleet
 from foretell.search.placement.evaluate import settled, shares, with_shares
 from foretell.search.placement.problem import (

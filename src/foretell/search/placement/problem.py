@@ -27,7 +27,7 @@ from foretell.cost import kernel
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan
 from foretell.plan.framework import Running, resolved, running
-from foretell.plan.groups import UnitSeconds, held, unit_seconds
+from foretell.plan.layer_ranges import UnitSeconds, held, unit_seconds
 from foretell.plan.memory import ROUNDING, USABLE
 from foretell.search.placement.device_classes import (
     MOST_CELLS,

@@ -27,7 +27,7 @@ import numpy as np
 from foretell.errors import ForetellError, InfeasibleError, InputError, unknown
 from foretell.plan.layouts import Array
 from foretell.plan.memory import ROUNDING
-from foretell.plan.placed import Prices, StagePlacement, constant, room
+from foretell.plan.stage_placement import Prices, StagePlacement, constant, room
 from foretell.portable import product
 from foretell.workload import Layer, Workload
 

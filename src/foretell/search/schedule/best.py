@@ -15,7 +15,7 @@ from pathlib import Path
 
 from foretell.errors import ForetellError, InfeasibleError, InputError
 from foretell.plan import Plan, check
-from foretell.plan.placed import PlacedStep
+from foretell.plan.stage_placement import PlacedStep
 from foretell.predict import Prediction, predicted
 from foretell.search.schedule import integer_problem
 from foretell.search.schedule.exact_search import Progress

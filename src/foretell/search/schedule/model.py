@@ -20,7 +20,7 @@ from typing import Literal, TypedDict
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan, check
-from foretell.plan.placed import (
+from foretell.plan.stage_placement import (
     Action,
     Edge,
     Prices,

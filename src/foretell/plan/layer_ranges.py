@@ -313,10 +313,9 @@ class LayerRange:
         """Its layers, by number."""
         return [layer.unit for layer in self.layers]
 
-    def seconds(self, costs: GroupCosts, rank: int) -> tuple[float, float]:
-        """Forward and backward of one micro-batch."""
-        ahead, back, _ = self._each(costs, rank)
-        return float(ahead[self.units].sum()), float(back[self.units].sum())
+    def forward(self, costs: GroupCosts, rank: int) -> float:
+        """Seconds of one micro-batch."""
+        return float(self._each(costs, rank).forward[self.units].sum())
 
     def priced_as(self, costs: GroupCosts, rank: int) -> tuple[object, int]:
         """What the seconds of a rank go by; a split range is at the pace of its first rank."""
@@ -674,20 +673,6 @@ def in_flight(found: Sequence[LayerRange]) -> dict[tuple[int, int], int]:
     return out
 
 
-def holding(
-    found: Sequence[LayerRange], costs: GroupCosts, rank: int, flying: Mapping[tuple[int, int], int]
-) -> dict[str, float]:
-    """Bytes of a rank at its fullest, by what they are."""
-    total = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "activations": 0.0}
-    brief = 0.0
-    for q, stretch in enumerate(found):
-        if rank in stretch.ranks:
-            parts, moment = stretch.holds(costs, rank, flying[rank, q])
-            total = {key: total[key] + parts[key] for key in total}
-            brief = max(brief, moment)
-    return total | {"buffers": brief}
-
-
 def require_split(stretch: LayerRange, costs: GroupCosts) -> None:
     """Raise where a stretch cannot be split over its ranks."""
     most = costs.workload.most(*costs.degrees(2))
@@ -742,22 +727,25 @@ class GroupStep(ResolvedStep):
     def program(self, detail: str) -> Program:
         """The program of the step; a range is one task a rank whatever the detail."""
         out = Program(is_ordered=False)
-        lanes = {
-            name: {rank: out.lane(rank, name, kind) for rank in self.ranks}
-            for name, kind in (("compute", "compute"), ("collectives", "comm"))
-        }
+        for name, kind in (("compute", "compute"), ("collectives", "comm")):
+            for rank in self.ranks:
+                out.lane(rank, name, kind)
         nodes = sorted({self._node(rank) for rank in self.ranks})
         out.links = [f"{word} {node}" for node in nodes for word in ("out", "in", "bus")]
         for q in range(len(self.found)):
-            self._add_range(out, lanes, q)
+            self._add_range(out, q)
         for q in range(len(self.found) - 1):
             self._add_messages(out, q)
         out.turns = [(self.cells[len(self.found) - 1, r], 0) for r in self.found[-1].ranks]
-        self._add_end(out, lanes)
+        self._add_end(out)
         for rank in self.ranks:
-            for kind, size in self._holding(rank).items():
+            for kind, size in self._holding[rank].items():
                 out.buffers.append(Buffer(rank, _HELD.get(kind, "activation"), kind, size))
         return out
+
+    def _lane(self, rank: int, *, comm: bool = False) -> int:
+        """The compute lane of a rank, or that of its collectives."""
+        return self.ranks.index(rank) + comm * len(self.ranks)
 
     def _node(self, rank: int) -> int:
         return int(self.cluster.nodes[rank])
@@ -775,21 +763,21 @@ class GroupStep(ResolvedStep):
         place = m * ranges + (ranges - 1 - q if way else q)
         return (place + way * self.batches * ranges) * each + 1
 
-    def _add_range(self, out: Program, lanes: dict[str, dict[int, int]], q: int) -> None:
+    def _add_range(self, out: Program, q: int) -> None:
         """One range of layers on each of its ranks: all forwards, then all backwards."""
         one, costs, num = self.found[q], self.costs, self.batches
         way, micro = np.repeat((FORWARD, BACKWARD), num), np.tile(np.arange(num), 2)
         order = np.array([[self._order(w, m, q) for m in range(num)] for w in (0, 1)]).reshape(-1)
         sent = self._sent(q)
         for rank in one.ranks:
-            ahead, first = one.seconds(costs, rank)[0], len(out.chains)
+            ahead, first = one.forward(costs, rank), len(out.chains)
             back = one.backward(costs, rank, one.layers, by_factors=False)
             last = [one.backward(costs, rank, some, by_factors=True) for some in sent] or [back]
             out.chains += [[Piece("kernel", "forward", ahead)], [Piece("kernel", "backward", back)]]
             out.chains.append([Piece("kernel", "backward", took) for took in last])
             chain = first + way
             chain[-1] = first + 2
-            held, talk = (lanes[name][rank] for name in ("compute", "collectives"))
+            held, talk = self._lane(rank), self._lane(rank, comm=True)
             out.stages.append(
                 StageTasks(rank, (held,), talk, chain, way, np.zeros_like(way), micro, order)
             )
@@ -823,40 +811,38 @@ class GroupStep(ResolvedStep):
             return tuple(n + word for n in dict.fromkeys(nodes) for word in (0, 1))
         return nodes[0], nodes[1] + 1
 
-    def _add_end(self, out: Program, lanes: dict[str, dict[int, int]]) -> None:
+    def _add_end(self, out: Program) -> None:
         """Messages of gradients, the optimizer of each rank, then parameters others updated."""
         synced: dict[int, list[int]] = defaultdict(list)
         later: list[tuple[LayerRange, str, float]] = []
         for q in reversed(range(len(self.found))):
             for i, some in enumerate(self._sent(q)):
-                self._add_sync(out, lanes, (q, i, some), synced, later)
+                self._add_sync(out, (q, i, some), synced, later)
         updated = {}
         for rank in self.ranks:
             took = update_seconds(self.found, self.costs, rank)
             first = next(q for q, one in enumerate(self.found) if rank in one.samples)
             updated[rank] = out.end(
-                "kernel", "optimizer", rank, (lanes["compute"][rank],), took, "update",
+                "kernel", "optimizer", rank, (self._lane(rank),), took, "update",
                 stages=(self.cells[first, rank],), parts=(), behind=tuple(synced[rank]),
             )  # fmt: skip
         for one, op, size in later:
             took = self.costs.talk(op, size, one.ranks)
             behind = tuple(updated[rank] for rank in one.ranks)
-            self._add_collective(out, lanes, one, op, took, size, behind=behind)
+            self._add_collective(out, one, op, took, size, behind=behind)
 
     def _add_collective(
-        self, out: Program, lanes: dict[str, dict[int, int]], one: LayerRange, op: str,
-        seconds: float, size: float, **waits: Any,
+        self, out: Program, one: LayerRange, op: str, seconds: float, size: float, **waits: Any
     ) -> int:  # fmt: skip
         """A collective of all ranks of a range: one at a time on each."""
-        held = tuple(lanes["collectives"][rank] for rank in one.ranks)
+        held = tuple(self._lane(rank, comm=True) for rank in one.ranks)
         return out.end(
             "collective", op, one.ranks[0], held, seconds, "communicate", comm_bytes=size,
             group=group_text(one.ranks), links=self._wires(one.ranks, together=True), **waits,
         )  # fmt: skip
 
     def _add_sync(
-        self, out: Program, lanes: dict[str, dict[int, int]],
-        sent: tuple[int, int, Sequence[Layer]], synced: dict[int, list[int]],
+        self, out: Program, sent: tuple[int, int, Sequence[Layer]], synced: dict[int, list[int]],
         later: list[tuple[LayerRange, str, float]],
     ) -> None:  # fmt: skip
         """One message of gradients; with factors, the matmul that follows it."""
@@ -878,7 +864,7 @@ class GroupStep(ResolvedStep):
         order += 2 * len(self.costs.units) * is_late
         cells = tuple(self.cells[q, rank] for rank in one.ranks)
         task = self._add_collective(
-            out, lanes, one, op, seconds, size,
+            out, one, op, seconds, size,
             stages=cells, parts=(-1 if is_late else i,), order=order,
         )  # fmt: skip
         for rank in one.ranks:
@@ -887,7 +873,7 @@ class GroupStep(ResolvedStep):
                 device = costs.cluster.devices[rank]
                 took = sum(costs.product_seconds(device, p, one.rows) for p in factors)
                 behind = out.end(
-                    "kernel", "product", rank, (lanes["compute"][rank],), took, "backward",
+                    "kernel", "product", rank, (self._lane(rank),), took, "backward",
                     behind=(task,), parts=(), order=order,
                 )  # fmt: skip
             synced[rank].append(behind)
@@ -895,16 +881,24 @@ class GroupStep(ResolvedStep):
             later.append((one, "broadcast" if way == "ps" else "all_gather", size))
 
     @cached_property
-    def _flying(self) -> dict[tuple[int, int], int]:
-        return in_flight(self.found)
-
-    def _holding(self, rank: int) -> dict[str, float]:
-        return holding(self.found, self.costs, rank, self._flying)
+    def _holding(self) -> dict[int, dict[str, float]]:
+        """Bytes of every rank at its fullest, by what they are."""
+        flying, out = in_flight(self.found), {}
+        for rank in self.ranks:
+            total = dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), 0.0)
+            brief = 0.0
+            for q, one in enumerate(self.found):
+                if rank in one.samples:
+                    parts, moment = one.holds(self.costs, rank, flying[rank, q])
+                    total = {key: total[key] + parts[key] for key in total}
+                    brief = max(brief, moment)
+            out[rank] = total | {"buffers": brief}
+        return out
 
     def memory(self) -> tuple[float, float, dict[str, float]]:
         """Bytes of the rank with the least room left, how many are missing, and what they are."""
         program = {"program": self.costs.run.profile.runtime}
-        each = [self._holding(rank) | program for rank in self.ranks]
+        each = [self._holding[rank] | program for rank in self.ranks]
         most = [ROUNDING * sum(parts.values()) for parts in each]
         devices = [self.cluster.devices[rank] for rank in self.ranks]
         over = [m - d.memory * USABLE for m, d in zip(most, devices, strict=True)]
