@@ -73,9 +73,10 @@ import click, msgspec, numpy, rich.console, rich.table
 with contextlib.suppress(ImportError):
     import torch.distributed.fsdp, torch._dynamo
 missing = []
-alike = {foretell._PUBLIC.get(name, name): [] for name in sys.argv[1:]}  # by where they live
+where = {name: module for module, names in foretell._PUBLIC.items() for name in names.split()}
+alike = {where.get(name, name): [] for name in sys.argv[1:]}  # by where they live
 for name in sys.argv[1:]:
-    alike[foretell._PUBLIC.get(name, name)].append(name)
+    alike[where.get(name, name)].append(name)
 for names in alike.values():
     child = os.fork()
     if not child:

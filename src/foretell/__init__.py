@@ -14,6 +14,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from foretell.lazy import lazy
+
 if TYPE_CHECKING:
     from foretell import profile as profile
     from foretell.api import AdviceResult as AdviceResult
@@ -49,35 +51,20 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Public names and the module each lives in.
+# Modules and the public names that live there.
 _PUBLIC = {
-    "AdviceResult": "foretell.api.step",
-    "Builder": "foretell.graph",
-    "Cluster": "foretell.cluster",
-    "ForetellError": "foretell.errors",
-    "Graph": "foretell.graph",
-    "ModelSchedule": "foretell.api.scheduling",
-    "Plan": "foretell.plan.plan",
-    "PlanResult": "foretell.api.planning",
-    "Prediction": "foretell.api.planning",
-    "ScalingResult": "foretell.api.scaling",
-    "ScheduleResult": "foretell.api.scheduling",
-    "Simulation": "foretell.api.step",
-    "Step": "foretell.api.step",
-    "Timeline": "foretell.simulate.timeline",
-    "WhatIfResult": "foretell.api.step",
-    "capture": "foretell.api.step",
-    "concat": "foretell.graph",
-    "deploy": "foretell.pytorch.deploy",
-    "load": "foretell.graph",
-    "oracle": "foretell.api.scaling",
-    "parallelize": "foretell.pytorch.deploy",
-    "parse": "foretell.graph",
-    "price": "foretell.cost",
-    "read": "foretell.trace",
-    "replicate": "foretell.graph",
-    "save": "foretell.graph",
-    "schedule": "foretell.api.scheduling",
+    "api.planning": "PlanResult Prediction",
+    "api.scaling": "ScalingResult oracle",
+    "api.scheduling": "ModelSchedule ScheduleResult schedule",
+    "api.step": "AdviceResult Simulation Step WhatIfResult capture",
+    "cluster": "Cluster",
+    "cost": "price",
+    "errors": "ForetellError",
+    "graph": "Builder Graph concat load parse replicate save",
+    "plan.plan": "Plan",
+    "pytorch.deploy": "deploy parallelize",
+    "simulate.timeline": "Timeline",
+    "trace": "read",
 }
 # Public functions that share their name with a subpackage, which can be called as the function
 # (docs/decisions/0030-callable-packages.md), and where each function lives.
@@ -88,15 +75,14 @@ _CALLABLE = {
 }
 _MODULES = ("profile",)  # public as a whole
 
-__all__ = ["__version__", *_PUBLIC, *_CALLABLE, *_MODULES]  # noqa: PLE0604, RUF100
+__all__ = ["__version__", *" ".join(_PUBLIC.values()).split(), *_CALLABLE, *_MODULES]  # noqa: PLE0604, RUF100
+_found = lazy(__name__, _PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
     if name in _CALLABLE or name in _MODULES:
         return import_module(f"foretell.{name}")
-    if name not in _PUBLIC:
-        raise AttributeError(f"module `foretell` has no `{name}`")
-    return getattr(import_module(_PUBLIC[name]), name)
+    return _found(name)
 
 
 def __dir__() -> list[str]:

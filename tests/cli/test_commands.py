@@ -222,11 +222,22 @@ def test_a_shell_offers_names(words, offered):
     )
 
 
-@pytest.mark.parametrize("words", [["validate"], ["lab"], ["train-policy", "--help"]])
-def test_commands_of_the_lab_say_how_to_get_it(words, monkeypatch):
+@pytest.mark.parametrize(
+    "words",
+    [["validate"], ["lab"], ["train-policy", "--help"], ["bench", "--ops", "--no-links"]],
+)
+def test_commands_of_the_lab_say_how_to_get_it(words, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("foretell.cli.lab_package.PACKAGE", "foretell_lab_that_is_not_installed")
     with pytest.raises(ForetellError, match=r"(?s)foretell-lab.*hint: .*pip install ./lab"):
         invoke(*words)
+
+
+def test_bench_leaves_operators_out_where_the_lab_is_not_installed(monkeypatch, tmp_path):
+    monkeypatch.setattr("foretell.cli.lab_package.PACKAGE", "foretell_lab_that_is_not_installed")
+    done = invoke("bench", "--no-links", "-o", tmp_path / "bench", "--json")
+    assert json.loads(done.stdout) == {"folder": str(tmp_path / "bench")}
+    assert "needs the package foretell-lab" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from foretell.graph.columns import (
 from foretell.graph.edit import Edit
 from foretell.graph.file import load, save
 from foretell.graph.graph import Graph, Task
-from foretell.graph.parse import parse
 from foretell.graph.tables import Buffers, Drained, Edges, Held, Lanes, Links, Names, Used, edges
-from foretell.graph.text import text
+from foretell.graph.text import parse, text
 from foretell.graph.verify import verify
 
 __all__ = [

@@ -24,7 +24,6 @@ from foretell.errors import GraphError, InputError
 from foretell.graph.columns import COLUMNS, Array, frozen
 from foretell.graph.fingerprint import arrays
 from foretell.graph.graph import Graph
-from foretell.graph.parse import parse
 from foretell.graph.tables import (
     TYPES,
     Buffers,
@@ -37,7 +36,7 @@ from foretell.graph.tables import (
     Table,
     Used,
 )
-from foretell.graph.text import as_json, text
+from foretell.graph.text import as_json, parse, text
 from foretell.graph.verify import verify
 from foretell.io import checked, free_memory, open_file, write_atomically
 

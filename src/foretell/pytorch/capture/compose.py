@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from foretell.graph import Builder, Dtype, Graph, Kind, Phase
 from foretell.graph.columns import NONE, Array
@@ -47,6 +48,13 @@ class Formats:
 
     products: bool
     convolutions: bool
+
+    @classmethod
+    def asked(cls, tf32: bool | None) -> Formats:
+        """As said, or as torch is set."""
+        if tf32 is not None:
+            return cls(tf32, tf32)
+        return cls(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 
     def of(self, row: Row, word: str) -> Dtype:
         is_conv = row.op.startswith("convolution") and word != "bias"

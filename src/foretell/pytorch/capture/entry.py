@@ -141,11 +141,11 @@ def _recorded(given: Parts, asked: _Asked, place: torch.device, values: Values) 
         with torch.autograd.set_multithreading_enabled(False), _errors_explained(recorder):
             step = real_step(given) if values.is_off else _made(given, place, values.every)
             _run(step, recorder, _autocast(asked.autocast, place))
-        _claim(step, recorder)
+        recorder.ledger.close(step.model)
     recorder.ledger.stays += workspace(recorder.rows, _arch(asked.on))
     facts = _facts(step, recorder, asked.autocast, asked.on)
     del step
-    return compose(recorder.rows, recorder.ledger.stays, _formats(asked.tf32), facts)
+    return compose(recorder.rows, recorder.ledger.stays, Formats.asked(asked.tf32), facts)
 
 
 def _place(device: str) -> torch.device:
@@ -247,14 +247,6 @@ def _state(step: Step) -> list[Any]:
     return [t for t in found if t.device.type in kinds]
 
 
-def _claim(step: Step, recorder: Recorder) -> None:
-    """Gradients are known as such when the step is over."""
-    for name, parameter in step.model.named_parameters():
-        if parameter.grad is not None:
-            recorder.ledger.claim(parameter.grad, BufferKind.GRADIENT, name)
-    recorder.ledger.is_closed = True
-
-
 def _facts(step: Step, recorder: Recorder, autocast: str, on: str) -> dict[str, Any]:
     parameters = list(step.model.parameters())
     facts: dict[str, Any] = {
@@ -280,13 +272,6 @@ def _facts(step: Step, recorder: Recorder, autocast: str, on: str) -> dict[str, 
     if recorder.assumed.used:
         facts["assumed"] = sorted(set(recorder.assumed.used))
     return facts
-
-
-def _formats(tf32: bool | None) -> Formats:
-    """Whether fp32 matmuls and convolutions may be tf32: as given, or as torch is set."""
-    if tf32 is not None:
-        return Formats(tf32, tf32)
-    return Formats(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 
 
 @contextmanager

@@ -96,11 +96,13 @@ class Ledger:
         self.stays.append(made)
         return made
 
-    def claim(self, tensor: torch.Tensor, kind: BufferKind, name: str) -> None:
-        """Say what a tensor's memory turned out to be for."""
-        known = self.stay(tensor)
-        if known is not None:
-            known.kind, known.name = kind, name
+    def close(self, *models: torch.nn.Module) -> None:
+        """The step is over: gradients are known as such, and what is left was there for good."""
+        for name, parameter in (pair for model in models for pair in model.named_parameters()):
+            known = None if parameter.grad is None else self.stay(parameter.grad)
+            if known is not None:
+                known.kind, known.name = BufferKind.GRADIENT, name
+        self.is_closed = True
 
     def _forget(self, key: int) -> None:
         gone = self._live.pop(key, None)

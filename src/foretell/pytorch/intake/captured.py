@@ -233,21 +233,12 @@ class Capturing:
         recorder = self.recorder
         recorder.phase = Phase.NONE
         with _disable_current_modes():
-            for root in self.roots.values():
-                for name, parameter in root.named_parameters():
-                    if parameter.grad is not None:
-                        recorder.ledger.claim(parameter.grad, BufferKind.GRADIENT, name)
-            recorder.ledger.is_closed = True
+            recorder.ledger.close(*self.roots.values())
             recorder.ledger.stays += workspace(recorder.rows, self.arch)
-            graph = compose(recorder.rows, recorder.ledger.stays, self._formats(), self._facts())
+            formats = Formats.asked(self.request.options.get("tf32"))
+            graph = compose(recorder.rows, recorder.ledger.stays, formats, self._facts())
             save(graph, self.request.output)
         self.leave({"graph": self.request.output, "is_real": self.fakes is None})
-
-    def _formats(self) -> Formats:
-        tf32 = self.request.options.get("tf32")
-        if tf32 is not None:
-            return Formats(tf32, tf32)
-        return Formats(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 
     def _facts(self) -> dict[str, Any]:
         parameters = {id(p): p for r in self.roots.values() for p in r.parameters()}

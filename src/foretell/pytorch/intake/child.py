@@ -18,7 +18,7 @@ from typing import Any
 
 from foretell.errors import ForetellError
 from foretell.pytorch.intake.files import Journal
-from foretell.pytorch.intake.request import Request, Script, rank_and_world
+from foretell.pytorch.intake.request import Request, Script, job_of_one_machine, rank_and_world
 
 # What stops a script whatever its tensors are: a missing package or file, wrong arguments.
 _FINAL = (ImportError, SyntaxError, FileNotFoundError)
@@ -125,14 +125,8 @@ def single_rank(script: Script) -> None:
     needs = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "init_process_group", "init_device_mesh")
     if "RANK" in os.environ or not any(word in script.source for word in needs):
         return
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    job = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
-    for name, value in {**job, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
-        os.environ.setdefault(name, str(value))
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", **job_of_one_machine(1)}.items():
+        os.environ.setdefault(name, value)
 
 
 def _exited(code: Any) -> dict[str, Any]:

@@ -436,8 +436,8 @@ def _stand_ins(fakes: Fakes, shows_gpu: bool) -> list[tuple[Any, str, Any]]:
         (cuda, "mem_get_info", _always((80 << 30, 80 << 30))),
         (cuda, "memory_stats", _always({})),
     ]
-    silent = ("set_device", "manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all")
-    silent += ("reset_peak_memory_stats", "ipc_collect", "current_stream")
-    found += [(cuda, name, _always(None)) for name in silent]
+    silent = "set_device manual_seed manual_seed_all set_rng_state set_rng_state_all"
+    silent += " reset_peak_memory_stats ipc_collect current_stream"
+    found += [(cuda, name, _always(None)) for name in silent.split()]
     counts = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     return found + [(cuda, name, _always(0)) for name in counts]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from typing import IO, Any
 
 from foretell.errors import InputError
 from foretell.pytorch.intake.files import undo
-from foretell.pytorch.intake.request import Request, Script, rank_and_world
+from foretell.pytorch.intake.request import Request, Script, job_of_one_machine, rank_and_world
 
 Progress = Callable[[str, float], None]
 _EVERY = 0.1  # seconds between looks at the processes
@@ -70,8 +69,11 @@ def _started(
     path: Path, ranks: int, output: IO[bytes] | None, environment: dict[str, str]
 ) -> list[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "foretell.pytorch.intake", str(path)]
-    job = environment if ranks == 1 else {**environment, **_job(ranks)}
     named = ranks > 1
+    job = dict(environment)
+    if named:
+        job |= {**job_of_one_machine(ranks), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
+        job["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
     into: Any = sys.stderr.fileno() if output is None and _has_file(sys.stderr) else output
     return [
         subprocess.Popen(
@@ -88,17 +90,6 @@ def _has_file(stream: Any) -> bool:
     except (OSError, ValueError, AttributeError):
         return False
     return True
-
-
-def _job(ranks: int) -> dict[str, str]:
-    """Environment variables that `torchrun` sets."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
-    job |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    job |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    return {name: str(value) for name, value in job.items()}
 
 
 def _waited(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -101,6 +102,16 @@ def rank_and_world() -> tuple[int, int]:
 def is_rank(rank: int, world: int) -> None:
     """This process is one of several ranks that a script started itself."""
     _rank.append((rank, world))
+
+
+def job_of_one_machine(ranks: int) -> dict[str, str]:
+    """What ranks of one machine find in their environment when `torchrun` starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    told |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    return {name: str(value) for name, value in told.items()}
 
 
 def is_description(path: Path) -> bool:
