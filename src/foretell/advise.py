@@ -15,7 +15,8 @@ from foretell.cluster import Cluster
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
 from foretell.simulate import simulate
-from foretell.whatif import Setting, WhatIf, ordered, parse, peak_bytes
+from foretell.simulate.memory import peak_bytes as peak_of_buffers
+from foretell.whatif import WHATIFS, Setting, WhatIf, ordered, parse, peak_bytes
 from foretell.whatif.batch import Batch
 from foretell.whatif.registry import together
 
@@ -31,6 +32,7 @@ RIVALS = (
     frozenset({"tf32", "amp"}),
     frozenset({"compile", "metaflow", "reconstructed-batchnorm"}),
 )
+FOLLOWED = frozenset({"amp", "compile", "tf32", "channels-last"})  # by buffers of a captured step
 WORTH = 0.01  # a gain below this is none
 TRADES = frozenset({"batch", "checkpoint", "vdnn", "gist"})  # of memory: not combined unasked
 STARTS = 4  # how many of the best changes a combination is grown from
@@ -151,9 +153,25 @@ def _tried(step: Step, changes: tuple[WhatIf, ...]) -> Advice:
     seconds = step.predicted(after)
     low, high = step.interval(after, changes)
     return Advice(
-        changes, seconds, low, high, gain(step, changes, seconds), peak_bytes(after),
+        changes, seconds, low, high, gain(step, changes, seconds), peak(after),
         why(step.graph, after, (step.seconds, seconds)),
     )  # fmt: skip
+
+
+def peak(graph: Graph, measured: float | None = None) -> float | None:
+    """Peak memory in bytes: of a trace from its tensors, else from buffers; None where unknown.
+
+    `measured` is the peak of the unchanged step, where known. Buffers of a captured step follow few
+    what-ifs: after others that change memory its peak is unknown.
+    """
+    found = peak_bytes(graph, measured)
+    if found is not None:
+        return found
+    made = (spec.partition(":")[0] for spec in graph.history)
+    alters = (
+        WHATIFS[n].hold is not WhatIf.hold and n not in FOLLOWED for n in made if n in WHATIFS
+    )
+    return None if any(alters) else peak_of_buffers(simulate(graph)) or None
 
 
 def gain(step: Step, changes: Sequence[WhatIf], seconds: float) -> float:
@@ -218,7 +236,7 @@ def shown(graph: Graph, found: Recommendations) -> dict[str, object]:
     """Recommendations as plain values."""
     return {
         "baseline_s": found.seconds,
-        "baseline_peak_bytes": peak_bytes(graph),
+        "baseline_peak_bytes": peak(graph),
         "ranked": [_plain(a) for a in found.ranked],
         "together": _plain(found.best) if found.best else None,
         "path": [_plain(a) for a in found.path],

@@ -88,3 +88,20 @@ def test_changes_beyond_the_usual_ones_are_combined_too():
     found = advise(Step(mlp(), None), ["tf32", "faster-host:times=2", "faster:op=gelu,times=4"])
     assert len(found.ranked) == 3
     assert found.best.gain >= found.ranked[0].gain
+
+
+def test_memory_of_a_captured_step_is_unknown_where_its_buffers_do_not_follow():
+    from tests.transformer import transformer
+
+    from foretell.advise import peak
+    from foretell.whatif import Setting, parse
+
+    graph = transformer(layers=2)
+    assert len(graph.buffers.bytes)
+    now = peak(graph)
+    assert now
+    faster = parse("faster-host:times=2").apply(graph, Setting(None))
+    assert peak(faster) == now
+    with graph.edit("batch:times=2") as edit:
+        pass
+    assert peak(edit.graph) is None

@@ -236,6 +236,11 @@ def test_layouts_are_found_drawn_and_opened(page):
     press(page, "export-plan")
     until(page, lambda: page.find_elements("id", "plan-link"))
     assert page.find_element("id", "plan-link").get_attribute("href").endswith("best.plan")
+    choose(page, "export-to", "torchtitan")
+    until(page, lambda: "torchtitan has no zero=1" in text(page, "plan-says"))
+    choose(page, "export-to", "megatron")
+    until(page, lambda: "--use-distributed-optimizer" in text(page, "settings"))
+    assert text(page, "plan-says") == ""
     keep = "//*[@id='picked']//button[.='Save to compare']"
     page.execute_script("arguments[0].click()", page.find_element("xpath", keep))
     until(page, lambda: "see Compare" in text(page, "plan-says"), 60)

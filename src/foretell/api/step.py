@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-from foretell.advise import TRIED, Advice, advise, shown
+from foretell.advise import TRIED, Advice, advise, peak, shown
 from foretell.advise import Step as _Step
 from foretell.api.result import Bar, Plot, Result, Table, bars
 from foretell.baseline import why
@@ -27,9 +27,8 @@ from foretell.report import words
 from foretell.report.summary import timeline_summary, timeline_text
 from foretell.simulate import Timeline
 from foretell.simulate.engine import simulate
-from foretell.simulate.memory import peak_bytes as peak_of_buffers
 from foretell.simulate.timeline import path_seconds
-from foretell.whatif import Setting, WhatIf, parse, peak_bytes, tried
+from foretell.whatif import Setting, WhatIf, parse, tried
 
 _OF_FUNCTIONS = ("batch", "ranks", "optimizer", "autocast", "device")
 Progress = Callable[..., None]  # what is being done and, where that is known, the share done
@@ -282,8 +281,8 @@ class Step(_Step):
             predicted=self.predicted(after.graph),
             low=low,
             high=high,
-            baseline_peak=_peak(before, measured_peak),
-            peak=_peak(after, measured_peak),
+            baseline_peak=peak(self.graph, measured_peak) or 0.0,
+            peak=peak(changed, measured_peak) or 0.0,
             why=why(before.graph, after.graph),
             assumptions=tuple(text for change in made for text in change.assumes),
             notes=tuple(self.notes),
@@ -362,7 +361,7 @@ class WhatIfResult(Result):
     predicted: float
     low: float  # of the 80 % interval
     high: float
-    baseline_peak: float
+    baseline_peak: float  # bytes; 0 where unknown
     peak: float
     why: str  # the bottleneck before and after
     assumptions: tuple[str, ...]
@@ -384,7 +383,7 @@ class WhatIfResult(Result):
             f"(80 % interval {words.interval(self.low, self.high)})"
         )
         if not self.peak:
-            return head
+            return f"{head}; its memory is unknown" if self.baseline_peak else head
         return f"{head}; memory {words.size(self.baseline_peak)} → {words.size(self.peak)}"
 
     def details(self, verbose: bool = False) -> list[str | Table]:
@@ -411,8 +410,8 @@ class WhatIfResult(Result):
             "refused": [{"change": change, "reason": why} for change, why in self.refused],
             "path_before": path_seconds(self.before, "op"),
             "path_after": path_seconds(self.after, "op"),
-            "peak_bytes": self.peak,
-            "baseline_peak_bytes": self.baseline_peak,
+            "peak_bytes": self.peak or None,
+            "baseline_peak_bytes": self.baseline_peak or None,
         }
 
     def records(self) -> list[dict[str, Any]]:
@@ -543,12 +542,6 @@ class Simulation(Result):
 
     def _repr_html_(self) -> str:
         return self.timeline._repr_html_()
-
-
-def _peak(timeline: Timeline, measured: float | None) -> float:
-    """Peak memory in bytes: by tensors where a trace records them, else by the graph's buffers."""
-    found = peak_bytes(timeline.graph, measured)
-    return peak_of_buffers(timeline) if found is None else found
 
 
 def _cluster(cluster: str | Cluster | None) -> Cluster | None:

@@ -14,13 +14,12 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 from foretell.advise import TRIED, Step
-from foretell.baseline import why
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.report.page import packed
 from foretell.studio import views
 from foretell.studio.child import call
-from foretell.studio.desk import Desk, after, built, opened, predicted
+from foretell.studio.desk import Desk, built, opened, predicted
 from foretell.studio.jobs import Jobs
 from foretell.studio.machines import Machines
 from foretell.studio.uploads import known
@@ -108,15 +107,6 @@ def _view(studio: Studio, request: Request) -> str:
     advised = studio.jobs[job].answer if job in studio.jobs else None
     loaded = studio.desk.step(text(request, "step"))
     return packed(views.step(loaded.name, step, loaded.measured, specs, advised))
-
-
-def _why(studio: Studio, request: Request) -> dict[str, str]:
-    """Why changes help or not."""
-    step, specs = _step(studio, request), changes(request)
-    if not specs:
-        return {"why": ""}
-    found = predicted(step, specs)
-    return {"why": why(step.graph, after(step, specs), (step.seconds, found["predicted_s"]))}
 
 
 def _rank(studio: Studio, request: Request) -> dict[str, str]:
@@ -215,9 +205,14 @@ def _forget(studio: Studio, request: Request) -> dict[str, Any]:
     return _desk(studio, request)
 
 
-def _export(studio: Studio, request: Request) -> dict[str, str]:
-    """Write a report, a trace or a plan; the name of the file."""
+def _export(studio: Studio, request: Request) -> dict[str, Any]:
+    """Write a report, a trace or a plan, the name of the file; or a plan as settings, as text."""
     form = text(request, "form")
+    if form == "settings":
+        from foretell.plan import Plan
+        from foretell.plan.export import export
+
+        return {"files": export(Plan.parse(text(request, "plan", 100_000)), text(request, "to"))}
     folder = studio.desk.folder / "out"
     folder.mkdir(exist_ok=True)
     if form == "plan":
@@ -226,7 +221,9 @@ def _export(studio: Studio, request: Request) -> dict[str, str]:
         save(Plan.parse(text(request, "plan", 100_000)), folder / "best.plan")
         return {"file": "best.plan"}
     if form not in ("report", "trace"):
-        raise InputError(f"`{form[:40]}` cannot be exported", hint="report, trace or plan can")
+        raise InputError(
+            f"`{form[:40]}` cannot be exported", hint="report, trace, plan or settings can"
+        )
     loaded = studio.desk.step(text(request, "step"))
     name = known(loaded.name.partition(".")[0])
     name += ".html" if form == "report" else ".trace.json.gz"
@@ -235,7 +232,7 @@ def _export(studio: Studio, request: Request) -> dict[str, str]:
 
 
 CALLS: dict[str, Answer] = {
-    "desk": _desk, "choices": _choices, "whatif": _whatif, "view": _view, "why": _why,
+    "desk": _desk, "choices": _choices, "whatif": _whatif, "view": _view,
     "rank": _rank, "cluster": _cluster_text, "build": _build, "plan": _plan, "explore": _explore,
     "job": _job, "stop": _stop, "save": _save, "save-plan": _save_plan, "forget": _forget,
     "export": _export, "sample": _sample,
@@ -259,6 +256,7 @@ def choices() -> dict[str, Any]:
     """The choices the page offers."""
     from foretell.cluster import names as clusters
     from foretell.cluster.read import devices
+    from foretell.plan.export import EXPORTS
     from foretell.workload.config import published
     from foretell.workload.models import FAMILIES, NAMED
 
@@ -272,6 +270,7 @@ def choices() -> dict[str, Any]:
         "machines": machines,
         "plan": [_field(name) for name in PLAN_FIELDS],
         "planners": ["strategies", "oracle", "joint", "placement", "fusion"],
+        "programs": [*EXPORTS],
     }
 
 

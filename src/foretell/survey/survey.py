@@ -12,19 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from foretell.advise import TRIED, Recommendations, Step, advise, gain, shown
+from foretell.advise import TRIED, Recommendations, Step, advise, gain, peak, shown
 from foretell.baseline import steady_seconds
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
 from foretell.report import words
 from foretell.report.page import Content, Line
-from foretell.simulate import simulate
-from foretell.simulate.memory import peak_bytes as peak_of_buffers
 from foretell.survey.diagnosis import diagnose
 from foretell.survey.inputs import Drawn, Loaded
 from foretell.survey.memory import tape_curves
 from foretell.survey.window import Window, measured, window
-from foretell.whatif import WhatIf, applied, parse, peak_bytes, tried
+from foretell.whatif import WhatIf, applied, parse, tried
 
 Progress = Callable[[str], None]
 CURRENT = "current step"
@@ -130,7 +128,7 @@ def _advice(step: Step, advised: Recommendations) -> dict[str, Any]:
 
 def _lower_memory(step: Step, advised: Recommendations | None) -> list[dict[str, Any]]:
     """Changes that lower the peak by a twentieth or more, the lowest first."""
-    now = peak_bytes(step.graph)
+    now = peak(step.graph)
     if advised is None or not now:
         return []
     rows: list[dict[str, Any]] = [
@@ -241,14 +239,6 @@ def _tried(step: Step, specs: tuple[str, ...]) -> tuple[Graph, list[WhatIf], lis
 def per(changes: Sequence[WhatIf]) -> str:
     """The unit of a gain: a step, or a sample where the batch size changes."""
     return "sample" if any(change.name == "batch" for change in changes) else "step"
-
-
-def peak(graph: Graph) -> float | None:
-    """Peak memory: from tensors where a trace records them, else from buffers."""
-    found = peak_bytes(graph)
-    if found is not None:
-        return found
-    return peak_of_buffers(simulate(graph)) or None
 
 
 def outcome(

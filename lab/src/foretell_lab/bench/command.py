@@ -156,7 +156,7 @@ class _Log:
     def __init__(self, out: Path, goes_on: bool, is_quiet: bool = False) -> None:
         self.out, self.is_quiet = out, is_quiet
         self.rows = self.skipped = 0
-        self._last_said = time.monotonic()
+        self._last_report = time.monotonic()
         for end in () if goes_on else ("", _SKIPPED, _STARTED):
             Path(f"{out}{end}").write_text("", encoding="utf-8")
 
@@ -168,8 +168,8 @@ class _Log:
         else:
             self.rows += 1
             self._append("", written(Row(asked, **vars(found))))
-        if time.monotonic() - self._last_said > 20:
-            self._last_said = time.monotonic()
+        if time.monotonic() - self._last_report > 20:
+            self._last_report = time.monotonic()
             self.words(f"{self.rows} rows, {self.skipped} skipped\n")
 
     def begun(self, cases: Iterable[Case]) -> Iterator[Case]:

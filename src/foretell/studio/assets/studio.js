@@ -502,15 +502,32 @@ async function pick(plan, gpus) {
       "div",
       { class: "row" },
       el("button", { type: "button", text: "Export plan", id: "export-plan", onclick: () => exported("plan", { plan }, by("plan-says")) }),
+      el(
+        "select",
+        { id: "export-to", "aria-label": "The plan as settings of another program", onchange: e => settings(plan, e.target.value) },
+        ...["", ...offers.programs].map(p => el("option", { value: p, text: p || "Settings for …" })),
+      ),
       el("button", { type: "button", text: "Save to compare", onclick: () => keep({ workload: workload(), plan, cluster }) }),
       el("button", { type: "button", text: "Add as a step", onclick: () => build(plan, cluster) }),
       el("span", { id: "plan-says", class: "says", role: "status" }),
     );
-    by("picked").replaceChildren(el("h2", { text: "The plan" }), ...head(D), acts);
+    by("picked").replaceChildren(el("h2", { text: "The plan" }), ...head(D), acts, el("div", { id: "settings" }));
     by("plan-sections").replaceChildren(...sectionsOf(D));
     by("picked").scrollIntoView();
   } catch (error) {
     by("picked").replaceChildren(el("p", { class: "problem", role: "alert", text: error.message }));
+  }
+}
+async function settings(plan, to) {
+  // the plan as files of another program, to paste
+  by("plan-says").textContent = "";
+  by("settings").replaceChildren();
+  if (!to) return;
+  try {
+    const { files } = await ask("export", { form: "settings", plan: plan || "dp=1", to });
+    by("settings").replaceChildren(...Object.entries(files).flatMap(([name, text]) => [el("h3", { text: to + ": " + name }), code(text)]));
+  } catch (error) {
+    by("plan-says").textContent = error.message;
   }
 }
 async function keep(asked) {

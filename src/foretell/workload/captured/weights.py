@@ -56,7 +56,7 @@ def weights_of(graph: Graph) -> list[Weight]:
 def assign(graph: Graph, rows: Sequence[Row]) -> list[Weight]:
     """Give each call its parameters; answers those that no call was found for."""
     if "reads" in graph.facts and "weights" in graph.facts:
-        return _as_said(rows, dict(graph.facts["reads"]), dict(graph.facts["weights"]))
+        return _as_recorded(rows, dict(graph.facts["reads"]), dict(graph.facts["weights"]))
     known = weights_of(graph)
     if not known:
         _from_calls(rows)
@@ -74,7 +74,7 @@ def assign(graph: Graph, rows: Sequence[Row]) -> list[Weight]:
     return [weight for weight in known if not weight.users]
 
 
-def _as_said(
+def _as_recorded(
     rows: Sequence[Row], reads: Mapping[str, Any], sizes: Mapping[str, float]
 ) -> list[Weight]:
     """Parameters as a capture saw them read: by parts where packed, tied where read again.
