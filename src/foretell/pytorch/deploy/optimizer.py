@@ -237,6 +237,13 @@ def tuned(optimizer: Any, plan: Plan) -> None:
             group[word] = True
             group["foreach" if word == "fused" else "fused"] = False
         if word == "fused" and isinstance(optimizer, torch.optim.SGD):
+            if any(
+                isinstance(p.data, DTensor) for g in optimizer.param_groups for p in g["params"]
+            ):
+                raise InputError(
+                    "a fused update of SGD takes no parameters that are split over ranks",
+                    hint="leave optimizer_kernels out of the plan, or take Adam",
+                )
             optimizer.register_step_pre_hook(_begin_momentum)
     for group in optimizer.param_groups:
         if _is_mixed(group):  # one by one: torch's kernels for many take one kind
