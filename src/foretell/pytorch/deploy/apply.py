@@ -339,7 +339,8 @@ def _cut(
         shape = shape_of(plan, made.places, samples, pipeline)
         _pipeline(made, stages_of(made.model, plan, shape, made.places, names, call), names)
     else:
-        micro_batches(plan, samples)  # raises where they do not come out even
+        if samples:
+            micro_batches(plan, samples)  # raises where they do not come out even
         _inside(made, [made.model])
     if made.scaler is not None and made.pipeline is not None:
         scale_losses(made.pipeline, made.scaler, made.places.device)
