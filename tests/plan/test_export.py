@@ -440,3 +440,38 @@ def test_no_argument_of_megatron_is_left_without_its_value():
     for text in ("dp=4,tp=2", "dp=4,tp=2,optimizer=sgd", "dp=4,tp=2,optimizer=adam"):
         lines = export(Plan.parse(text), "megatron")["arguments.txt"].splitlines()
         assert [line for line in lines if line.strip() == "--optimizer"] == []
+
+
+@pytest.mark.parametrize("to", EXPORTS)
+@pytest.mark.parametrize(
+    ("base", "more"),
+    [
+        ("dp=4", "dtype=fp8"),
+        ("dp=4", "dtype=bf16"),
+        ("dp=4", "grad_dtype=bf16"),
+        ("dp=4", "global_batch=32"),
+        ("dp=4", "optimizer=sgd"),
+        ("dp=4", "recompute=full"),
+        ("dp=4", "cuda_graph=iteration"),
+        ("dp=4", "shares=1+1+1+5"),
+        ("dp=4,dtype=bf16", "precision=fp16-mixed"),
+        ("dp=4,ep=2", "ep_overlap=yes"),
+        ("dp=4,zero=3", "dtype=tf32"),
+        ("dp=4,zero=3", "shard=2"),
+        ("dp=4,zero=3", "offload=yes"),
+        ("dp=2,tp=2", "sp=yes"),
+        ("dp=2,pp=2,global_batch=16,micro_batch=2", "schedule=gpipe"),
+        ("dp=2,pp=2,global_batch=16,micro_batch=2", "schedule=zb-h1"),
+    ],
+)
+def test_no_field_is_dropped(to, base, more):
+    """What is added to a plan is in the files, or refused."""
+    try:
+        before = export(Plan.parse(base), to)
+    except InputError:
+        return
+    try:
+        after = export(Plan.parse(f"{base},{more}"), to)
+    except InputError:
+        return
+    assert after != before

@@ -39,6 +39,7 @@ PLANS = {
         "filter=2", "channel=2", "spatial=2", "ep=2,dp=2", "dp=2,dtype=bf16", "dp=2,dtype=fp8",
         "dp=2,grad_dtype=bf16", "pp=2,micro_batch=2,dtype=fp16",
         "groups=@+all-reduce+0:5+1:3/@+all-reduce+1:8,micro_batch=4",
+        "groups=@+factors+0:4+1:4/@+factors+1:5+0:3",
         "groups=@+ps+0:4+1:4/@+sharded+1:6+0:2", "groups=@+split+0:8+1:8/@+all-reduce+0:4+1:4",
     ],
     4: [
@@ -53,7 +54,8 @@ PLANS = {
         "cp=2,tp=2,sp=yes", "dp=4,zero=3,shard=2", "dp=4,zero=1", "dp=2,filter=2", "dp=2,channel=2",
         "dp=2,spatial=2", "pp=4,micro_batch=2", "dp=2,spatial=2,zero=1",
         "dp=2,pp=2,micro_batch=2,recompute=full", "dp=2,cp=2,recompute=full,micro_batch=2",
-        "dp=2,tp=2,recompute=full,zero=3",
+        "dp=2,tp=2,recompute=full,zero=3", "dp=2,tp=2,placement=3+1+0+2,zero=1",
+        "dp=4,zero=3,shard=2,placement=0+1+3+2", "dp=2,pp=2,micro_batch=2,placement=3+1+2+0",
         "segments=?+0-1/?+2-3+tp:2,micro_batch=4", "segments=?+0/?+1-2+zero:3/?+3,micro_batch=2",
         "segments=?+0-1+tp:2/?+2-3+zero:2+recompute:full,micro_batch=4",
         "segments=?+3+recompute:full/?+0-1+zero:1/?+2,micro_batch=4,schedule=zb-h1",

@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 from tests.pytorch.deploy import matrix, zoo
 from tests.pytorch.deploy.ranks import on_ranks
 
+FACTORS = "first.weight+factors/first.bias+factors"
 PAIRS = {  # what has been wrong before, besides a model or two for each plan
     2: [
         ("tied", "pp=2,micro_batch=2"),
@@ -38,6 +39,10 @@ PAIRS = {  # what has been wrong before, besides a model or two for each plan
             "dp=2,zero=3,shares=6+2,micro_batch=2",
         ),  # ranks gathered different numbers of times
         ("buffered", "dp=2,shares=6+2,micro_batch=2"),  # ranks waited for each other's buffers
+        ("moe", "groups=@+factors+0:4+1:4/@+factors+0:5+1:3"),  # ranks hung: rows by values
+        ("transposed", f"dp=2,sync={FACTORS}"),  # a weight used beside its layer
+        ("transposed", f"dp=2,dtype=bf16,sync={FACTORS}"),
+        ("moe", "pp=2,micro_batch=2,whatifs=fused-optimizer"),  # experts first used later
     ],
     4: [
         ("tied", "dp=2,pp=2,micro_batch=2"),
@@ -48,6 +53,9 @@ PAIRS = {  # what has been wrong before, besides a model or two for each plan
         ("cnn", "segments=?+0/?+1-2+zero:3/?+3,micro_batch=2"),
         ("dropout", "segments=?+0-1+tp:2+sp:yes/?+2-3+zero:2+recompute:full,micro_batch=4"),
         ("moe", "tp=2,pp=2"),  # routes by what shapes are tried with
+        ("gpt", "dp=2,tp=2,placement=1+0+2+3"),  # parts were those of another rank
+        ("cnn", "dp=2,filter=2,placement=1+0+2+3"),
+        ("grucell", "dp=4,zero=3,shard=2,placement=0+1+3+2"),
     ],
 }
 

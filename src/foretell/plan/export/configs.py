@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from foretell.errors import InputError
-from foretell.plan.export.say import accumulation, number_format, require
+from foretell.plan.export.say import accumulation, batch_of_rank, number_format, require
 from foretell.plan.plan import Plan
 
 _BATCH = {"dp", "micro_batch", "global_batch", "dtype", "precision"}
@@ -61,8 +61,8 @@ def accelerate(plan: Plan) -> dict[str, str]:
         rows["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
     steps = accumulation(plan)
     head = f"# in the script: Accelerator(gradient_accumulation_steps={steps})"
-    if plan.micro_batch:
-        head += f", batches of {plan.micro_batch} samples a rank"
+    if samples := batch_of_rank(plan):
+        head += f", batches of {samples} samples a rank"
     head += f"\n# optimizer: {plan.optimizer}" if plan.optimizer else ""
     return {"accelerate.yaml": f"{head}\n{_yaml(rows)}"}
 
@@ -105,7 +105,8 @@ def lightning(plan: Plan) -> dict[str, str]:
             "#         fully_shard(block, mesh=mesh)",
             "#     fully_shard(self.model, mesh=mesh)",
         ]
-    lines += [f"# batches of {plan.micro_batch} samples a rank"] if plan.micro_batch else []
+    samples = batch_of_rank(plan)
+    lines += [f"# batches of {samples} samples a rank"] if samples else []
     lines += [f"# optimizer: {plan.optimizer}"] if plan.optimizer else []
     return {"lightning_plan.py": "\n".join(lines) + "\n"}
 
@@ -139,7 +140,7 @@ def nanotron(plan: Plan) -> dict[str, str]:
         "optimizer": {"zero_stage": plan.zero, "optimizer_factory": {"name": "adamW"}},
         "model": {"dtype": word},
         "tokens": {
-            "micro_batch_size": plan.micro_batch or 1,
+            "micro_batch_size": batch_of_rank(plan) or 1,
             "batch_accumulation_per_replica": accumulation(plan),
         },
     }

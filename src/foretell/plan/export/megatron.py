@@ -67,6 +67,9 @@ def megatron(plan: Plan) -> dict[str, str]:
         )
     if plan.pp > 1 and plan.schedule not in ("1f1b", "interleaved", "actions"):
         raise InputError(f"Megatron runs 1f1b or interleaved, not {plan.schedule}")
+    for name, word in (("dtype", plan.dtype), ("grad_dtype", plan.grad_dtype)):
+        if word not in ("", "fp32", "bf16", "fp16" if name == "dtype" else "bf16"):
+            raise InputError(f"no argument of Megatron is known here for {name}={word}")
     if plan.optimizer == "momentum":
         raise InputError("Megatron's sgd has no plan word for momentum", hint="use adam or sgd")
     lines = [f"# {plan.ranks} ranks, of which dp={plan.dp} are data parallel"]
@@ -126,6 +129,8 @@ def read_megatron(text: str, ranks: int = 0) -> Plan:
     found["chunks"] = _number(given.get("--num-virtual-stages-per-pipeline-rank", "1"), "chunks")
     found["schedule"] = "interleaved" if found["chunks"] > 1 else "1f1b"
     found["dtype"] = next((d for d in ("bf16", "fp16") if f"--{d}" in given), "")
+    words = {"fp32": "--accumulate-allreduce-grads-in-fp32", "bf16": "--grad-reduce-in-bf16"}
+    found["grad_dtype"] = next((d for d, word in words.items() if word in given), "")
     found["recompute"] = given.get("--recompute-granularity", "none")
     if given.get("--recompute-method") == "block":
         found["recompute_layers"] = _number(given.get("--recompute-num-layers", "0"), "layers")
@@ -199,6 +204,7 @@ def _words(plan: Plan) -> list[str]:
         "--bf16": plan.dtype == "bf16",
         "--fp16": plan.dtype == "fp16",
         "--accumulate-allreduce-grads-in-fp32": plan.grad_dtype == "fp32",
+        "--grad-reduce-in-bf16": plan.grad_dtype == "bf16",
         f"--optimizer {plan.optimizer}": bool(plan.optimizer),
         "--recompute-granularity selective": plan.recompute == "selective",
         "--recompute-granularity full": plan.recompute == "full",

@@ -57,10 +57,18 @@ def ep_overlapped(plan: Plan) -> bool:
 
 def number_format(plan: Plan, program: str, words: dict[str, str]) -> str:
     """A program's word for the format that a plan computes in; fp32 where it does not say."""
-    own = plan.dtype or plan.precision.removesuffix("-mixed") or "fp32"
-    if own not in words or plan.precision.endswith(("-true", "-master")):
-        raise InputError(f"{program} has no word for the plan's {plan.precision or plan.dtype}")
+    mixed = plan.precision.removesuffix("-mixed")
+    own = plan.dtype or mixed or "fp32"
+    is_other = bool(plan.dtype and mixed) and mixed != own
+    if own not in words or is_other or plan.precision.endswith(("-true", "-master")):
+        said = " and ".join(filter(None, (plan.dtype, plan.precision)))
+        raise InputError(f"{program} has no word for the plan's {said}")
     return words[own]
+
+
+def batch_of_rank(plan: Plan) -> int:
+    """Samples that a rank takes at once; 0 where the plan does not say."""
+    return plan.micro_batch or plan.global_batch // plan.dp
 
 
 def accumulation(plan: Plan) -> int:

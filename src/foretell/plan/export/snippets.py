@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foretell.errors import InputError
-from foretell.plan.export.say import accumulation, require
+from foretell.plan.export.say import accumulation, batch_of_rank, require
 from foretell.plan.plan import Plan
 
 _SAID = {"dp", "micro_batch", "global_batch", "dtype", "recompute", "optimizer", "bucket_mb"}
@@ -46,6 +46,9 @@ def fsdp2(plan: Plan) -> dict[str, str]:
     require(plan, "FSDP2", _SAID | {"zero", "shard", "offload", "grad_dtype"})
     if plan.zero < 2:
         raise InputError(f"zero={plan.zero} is not FSDP2", hint="it is zero=2 or zero=3")
+    for name, word in (("dtype", plan.dtype), ("grad_dtype", plan.grad_dtype)):
+        if word and word not in _TORCH:
+            raise InputError(f"FSDP2's mixed precision has no {name}={word}")
     lines = [
         "import torch",
         "from torch.distributed.device_mesh import init_device_mesh",
@@ -77,9 +80,9 @@ def _optimizer(plan: Plan) -> str:
 
 def _accumulate(plan: Plan, sync: str) -> list[str]:
     """The loop over the micro-batches of a step, where the plan says how many there are."""
-    num = accumulation(plan)
+    num, samples = accumulation(plan), batch_of_rank(plan)
     if num == 1:
-        return []
+        return ["", f"# a step: {samples} samples on each rank"] if samples else []
     return [
         "",
         f"# a step: {num} micro-batches of {plan.micro_batch} samples on each rank",

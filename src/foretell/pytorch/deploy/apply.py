@@ -287,37 +287,17 @@ def deploy(
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     split = require_deployable(model, plan, kind, tensor_layout, call)
     places = Places(plan, kind)
-    made_empty = agree(plan, model)
+    whole = _agreed(plan, model)
     plan = check_names(plan, model)
-    if made_empty:
-        require_fillable(plan)
-    else:
-        broadcast_state(model)
-    whole = fsdp.held(model) if made_empty else None
-    before, names = dict(model.named_parameters()), aliases(model)
-    layers = norms(model)
+    before, names, layers = dict(model.named_parameters()), aliases(model), norms(model)
     made = Deployed(model, optimizer, plan, places, loss or default_loss, split=split)
     made.scaler = scaler(precision_of(plan), kind)
-    if plan.groups:
-        _apart(made)
-    elif plan.stages:
-        require_batch(plan, samples)
-        stages = placed_stages(model, plan, names, dist.get_rank())
-        _pipeline(made, stages, names)
-    elif plan.segments:
-        _in_segments(made, samples, names, call)
-    elif plan.pp > 1 and own_loop:
+    if plan.pp > 1 and own_loop:
         _inside(made, [model])
         made.stages = PipelinedCall(model, plan, places, call)
         made.apart |= made.stages.others
-    elif plan.pp > 1 or pipeline is not None:
-        shape = shape_of(plan, places, samples, pipeline)
-        stages = stages_of(model, plan, shape, places, names, call)
-        _pipeline(made, stages, names)
     else:
-        _inside(made, [model])
-    if made.scaler is not None and made.pipeline is not None:
-        scale_losses(made.pipeline, made.scaler, kind)
+        _cut(made, names, samples, pipeline, call)
     _normalize(made, batch_norm, layers)
     _across(made, example[0] if example else None)
     if whole is not None:
@@ -326,10 +306,53 @@ def deploy(
     repoint(optimizer, before, made.here)
     made.max_norm = _clipping(plan, max_norm)
     made.ema = Ema(ema, made.here) if ema else None
+    _make_ready(made, model, example)
+    return made
+
+
+def _agreed(plan: Plan, model: Any) -> Any:
+    """Give all ranks the first one's values; what fills a model part by part, where it has none."""
+    if agree(plan, model):
+        require_fillable(plan)
+        return fsdp.held(model)
+    broadcast_state(model)
+    return None
+
+
+def _cut(
+    made: Deployed,
+    names: Mapping[str, str],
+    samples: int,
+    pipeline: Pipeline | None,
+    call: Call | None,
+) -> None:
+    """Leave on this rank the part of the model that its plan gives it, layers split as it says."""
+    plan = made.plan
+    if plan.groups:
+        _apart(made)
+    elif plan.stages:
+        require_batch(plan, samples)
+        _pipeline(made, placed_stages(made.model, plan, names, dist.get_rank()), names)
+    elif plan.segments:
+        _in_segments(made, samples, names, call)
+    elif plan.pp > 1 or pipeline is not None:
+        shape = shape_of(plan, made.places, samples, pipeline)
+        _pipeline(made, stages_of(made.model, plan, shape, made.places, names, call), names)
+    else:
+        if samples:
+            micro_batches(plan, samples)  # raises where they do not come out even
+        _inside(made, [made.model])
+    if made.scaler is not None and made.pipeline is not None:
+        scale_losses(made.pipeline, made.scaler, made.places.device)
+
+
+def _make_ready(made: Deployed, model: Any, example: tuple[tuple[Any, ...], Any] | None) -> None:
+    """What is done around the steps of a model that is split; `model`: as it was given."""
+    plan = made.plan if made.whole is None else made.whole
     for one in (made.sync, made.pipeline):
         if one is not None:
-            one.attach(optimizer)
-    tuned(optimizer, plan)
+            one.attach(made.optimizer)
+    tuned(made.optimizer, plan)
     if isinstance(made.pipeline, Segments) and example is not None:
         made.pipeline.prepare(example[0])
     if any(spec.partition(":")[0] == "cuda-graph" for spec in plan.whatifs):
@@ -338,7 +361,6 @@ def deploy(
         made.fused = _fused(made)
         if example is not None:
             made.fused.prepare(*example)
-    return made
 
 
 def _graphed(made: Deployed, example: tuple[tuple[Any, ...], Any] | None) -> None:

@@ -374,8 +374,12 @@ class Meta(NamedTuple):
 
 def tried(module: Any, arguments: Sequence[Tensor]) -> list[Tensor]:
     """What a stage puts out; its buffers and the random numbers are left as they were."""
-    with untouched(module):
-        return listed(module(*arguments))
+    try:
+        with untouched(module):
+            return listed(module(*arguments))
+    except ValueError as error:  # of a layer that such a batch is not for
+        shapes = ", ".join(str(list(x.shape)) for x in arguments)
+        raise InputError(f"a stage cannot be run on a micro-batch of {shapes}: {error}") from None
 
 
 def listed(outputs: Any) -> list[Tensor]:

@@ -123,12 +123,11 @@ class Factors:
             if any(rows):
                 weight = self.modules[name].weight
                 grads = [g for _, g in self._kept[name]]
-                sides = ((parts, weight[0].numel()), (grads, len(weight)))
-                both = [
+                x, g = (
                     self._gathered([weight.new_empty((0, width)), *some], max(rows))
-                    for some, width in sides
-                ]
-                self._sent.append((name, *both))
+                    for some, width in ((parts, weight[0].numel()), (grads, len(weight)))
+                )
+                self._sent.append((name, x, g))
             self._kept[name] = []
         if self._values is not None:
             self._values.remove()

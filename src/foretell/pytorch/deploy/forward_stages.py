@@ -17,10 +17,9 @@ others when the model's state is asked for.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from foretell.errors import InputError
 from foretell.pytorch.deploy.optimizer import STAGE
-from foretell.pytorch.deploy.units import even_ends, size_of, units
+from foretell.pytorch.deploy.units import size_of, stage_ends, units
 from foretell.pytorch.deploy.uses import untouched
 from foretell.pytorch.deploy.whole import own_numbers
 
@@ -202,34 +201,22 @@ def forward_stages(
         raise InputError("pp: stages take tensors, and only positional ones")
     found = Blocks(model, names)
     found.look(*call)
-    ends = _ends(model, names, num, layers, found.front, found.behind)
+    ends = _ends(found, num, layers)
     return [
         ForwardStage(found, first, end, len(call[0]))
         for first, end in zip([0, *ends[:-1]], ends, strict=True)
     ]
 
 
-def _ends(
-    model: Module,
-    names: Sequence[str],
-    num: int,
-    layers: Sequence[int],
-    front: Collection[int] = (),  # ids of parameters that go with the first block
-    behind: Collection[int] = (),  # and with the last
-) -> list[int]:
-    """Behind which block each stage ends."""
-    if layers and (len(layers) != num or sum(layers) != len(names)):
-        raise InputError(
-            f"layers={'+'.join(map(str, layers))} for {num} stages of {len(names)} blocks",
-            hint="give one number for each stage; they add up to the blocks of the model",
-        )
-    if layers:
-        return list(accumulate(layers))
+def _ends(blocks: Blocks, num: int, layers: Sequence[int], *, with_ends: bool = True) -> list[int]:
+    """Behind which block each stage ends; what is before and behind the blocks may count, too."""
+    model, names = blocks.model, blocks.names
     held = [size_of(model.get_submodule(name)) for name in names]
-    each = {id(p): p.numel() for p in model.parameters()}
-    held[0] += sum(each[i] for i in front)
-    held[-1] += sum(each[i] for i in behind)
-    return even_ends(held, num)
+    if with_ends:
+        each = {id(p): p.numel() for p in model.parameters()}
+        held[0] += sum(each[i] for i in blocks.front)
+        held[-1] += sum(each[i] for i in blocks.behind)
+    return stage_ends(held, num, layers, range(len(names)))
 
 
 def given_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -296,7 +283,7 @@ class PipelinedCall:
         self.blocks = Blocks(model, names)
         self.blocks.look(*call)
         self.blocks.run = self._run
-        self.ends = _ends(model, names, plan.pp, plan.layers)
+        self.ends = _ends(self.blocks, plan.pp, plan.layers, with_ends=False)
         self.first, self.end = [0, *self.ends][self.stage], self.ends[self.stage]
         self._calls: list[tuple[Callable[..., Any], Any, Any]] = []
         self._start: Tensor = None

@@ -340,7 +340,11 @@ def _by_factors(module: Any, rows: Rows, batch: int) -> dict[str, str]:
     """Layers of a run whose factors are fewer bytes than their gradient (→ search … factors)."""
     found: dict[str, str] = {}
     for name, layer in module.named_modules():
-        if name not in rows or refusal(layer):
+        if (
+            name not in rows
+            or refusal(layer)
+            or not all(p.requires_grad for p in layer.parameters())
+        ):
             continue
         out, width = layer.weight.shape[0], layer.weight[0].numel()
         if rows[name] * batch * (width + out) < 2 * width * out:

@@ -9,6 +9,7 @@ leaves ranks out of, the others are the run's, counted in order.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -105,9 +106,21 @@ def replica(plan: Plan, rank: int) -> int:
 
 
 def placed(plan: Plan) -> list[int]:
-    """The rank of the run that is each of a plan's: of a part of a cluster, in the same order."""
+    """The rank of the run that is each of a plan's: of a part of a cluster, in the same order.
+
+    Ranks that share layers, tokens or images take their parts in the order of their numbers, as
+    torch numbers the ranks of a group: another order of the same ranks is no other plan.
+    """
     order = sorted(plan.placement)
-    return [order.index(rank) for rank in plan.placement]
+    found = [order.index(rank) for rank in plan.placement]
+    axes = [(axis, plan.degrees().get(axis, 1)) for axis in reversed(ORDER)]
+    if not found or math.prod(n for _, n in axes) != len(found):
+        return found
+    grid = torch.tensor(found, device="cpu").reshape([n for _, n in axes])
+    for dim in reversed(range(len(axes))):  # inner first: they stay in order
+        if axes[dim][0] not in ("dp", "pp"):
+            grid = grid.sort(dim).values
+    return list(grid.flatten().tolist())
 
 
 class Places:
@@ -138,6 +151,8 @@ class Places:
             pairs = [parts.items() if a == "dp" else [(a, n)] for a, n in shape.items()]
             shape = dict(pair for some in pairs for pair in some)
         grid = ranks.reshape(tuple(shape.values()))
+        if self.is_hybrid:  # torch numbers the ranks of a group upwards, whatever their places
+            grid = grid.sort(list(shape).index(HYBRID[1])).values
         self.mesh = DeviceMesh(device, grid, mesh_dim_names=tuple(shape))
         self._replicas = self.mesh[HYBRID]._flatten("dp") if self.is_hybrid else None
         self._ranks = ranks
@@ -193,7 +208,8 @@ class Places:
         """Copies × parts of the experts: neighbours among data-parallel ranks share them."""
         ranks = torch.tensor(placed(self.plan) or range(self.plan.ranks), device="cpu")
         shape = (self.plan.dp // self.plan.ep, self.plan.ep)
-        return DeviceMesh(self.device, ranks.reshape(shape), mesh_dim_names=("copies", "ep"))
+        grid = ranks.reshape(shape).sort(1).values  # as torch numbers the ranks of a group
+        return DeviceMesh(self.device, grid, mesh_dim_names=("copies", "ep"))
 
     def image_group(self) -> Any:
         """The ranks that hold parts of the same image; they are neighbours in number."""

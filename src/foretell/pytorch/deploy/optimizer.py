@@ -220,20 +220,16 @@ class _Handles:
 
 
 def tuned(optimizer: Any, plan: Plan) -> None:
-    """Turn on the kernels that a plan names for the update."""
+    """Turn on the kernels that a plan names for the update; asked on all ranks at once."""
     names = {spec.partition(":")[0] for spec in plan.whatifs}
-    for word in ("foreach", "fused"):
-        if plan.optimizer_kernels != word and f"{word}-optimizer" not in names:
-            continue
-        if word not in optimizer.defaults:
-            raise InputError(f"{type(optimizer).__name__} has no {word} update")
+    words = [
+        word
+        for word in ("foreach", "fused")
+        if plan.optimizer_kernels == word or f"{word}-optimizer" in names
+    ]
+    for word in words:
+        _require_kernels(optimizer, word)
         for group in optimizer.param_groups:
-            if _is_mixed(group):
-                raise InputError(
-                    f"a {word} update takes parameters that are all split over ranks, or none; "
-                    "under tp some are and some are not",
-                    hint="leave optimizer_kernels out of the plan",
-                )
             group[word] = True
             group["foreach" if word == "fused" else "fused"] = False
         if word == "fused" and isinstance(optimizer, torch.optim.SGD):
@@ -241,6 +237,25 @@ def tuned(optimizer: Any, plan: Plan) -> None:
     for group in optimizer.param_groups:
         if _is_mixed(group):  # one by one: torch's kernels for many take one kind
             group.update({word: False for word in ("foreach", "fused") if word in group})
+
+
+def _require_kernels(optimizer: Any, word: str) -> None:
+    """Raise on every rank where an update of that kind does not take the parameters of one."""
+    groups = optimizer.param_groups
+    is_split = any(isinstance(p.data, DTensor) for group in groups for p in group["params"])
+    is_sgd = isinstance(optimizer, torch.optim.SGD)
+    found = {
+        f"{type(optimizer).__name__} has no {word} update": word not in optimizer.defaults,
+        f"a {word} update takes parameters that are all split over ranks, or none; under tp some "
+        "are and some are not": any(map(_is_mixed, groups)),
+        "a fused update of SGD takes no parameters that are split over ranks": (
+            word == "fused" and is_sgd and is_split
+        ),
+    }
+    each: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(each, next((why for why, is_so in found.items() if is_so), ""))
+    if any(each):
+        raise InputError(max(each), hint="leave optimizer_kernels out of the plan")
 
 
 def _begin_momentum(optimizer: Any, *_: Any) -> None:

@@ -488,7 +488,7 @@ def _beside_ops(units: int) -> float:
         marks.append(time.thread_time())
         took.append(tuple(b - a for a, b in pairwise(marks)))
     step, loop, sent = (statistics.median(row) for row in zip(*took, strict=True))
-    return step - loop - sent
+    return float(step - loop - sent)
 
 
 def _together(mine: list[float | None]) -> list[float | None]:

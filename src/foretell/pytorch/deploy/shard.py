@@ -185,6 +185,7 @@ class Usage:
         scalars = [p for m in modules for p in m.parameters() if not p.dim() and p.requires_grad]
         self.scalars = list({id(p): p for p in scalars}.values())
         self.fills = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # torch does it
+        self._under_way: tuple[Any, Any] | None = None  # a message that need not be waited for
         self.parameters = list[Any]()
         for module in modules:
             for inner in module.modules():
@@ -240,8 +241,12 @@ class Usage:
         absent = [i not in self.seen for i in trained]
         flags = torch.tensor([not a for a in absent], dtype=torch.int32)
         flags = flags.to(self.parameters[0].device)
-        dist.all_reduce(flags, group=self.group)
-        if any(absent):
+        work = dist.all_reduce(flags, group=self.group, async_op=True)
+        if self._under_way is not None:
+            self._under_way[0].wait()
+        self._under_way = work, flags
+        if any(absent):  # others have no use for what is on its way
+            work.wait()
             for place, used in zip(trained, flags.tolist(), strict=True):
                 if not used:
                     self.parameters[place].grad = None

@@ -19,7 +19,7 @@ from unittest.mock import patch
 from torch import fx
 
 from foretell.errors import InputError, unknown
-from foretell.pytorch.deploy.units import even_ends, size_of, units
+from foretell.pytorch.deploy.units import size_of, stage_ends, units
 
 FIRST, LAST = "input", "head"  # what is in no module that is named
 Module = Any
@@ -239,30 +239,13 @@ def in_stages(model: Module, num: int, layers: Sequence[int] = ()) -> Cut:
     found = [u for u in traced.units if size_of(model.get_submodule(u))]
     if len(found) < num:
         raise InputError(f"{len(found)} layers with parameters for {num} stages")
-    ends = _blocks_end(found, blocks, layers, num) if layers else _even(model, found, num)
+    held = [size_of(model.get_submodule(u)) for u in found]
+    ends = stage_ends(held, num, layers, [k for k, u in enumerate(found) if u in blocks])
     stage = {u: sum(k >= end for end in ends[:-1]) for k, u in enumerate(found)}
     at = 0
     for unit in traced.units:  # what has no parameters goes with the layer before
         at = stage.setdefault(unit, at)
     return cut(traced, {FIRST: 0, LAST: num - 1} | stage, num)
-
-
-def _even(model: Module, found: Sequence[str], num: int) -> list[int]:
-    return even_ends([size_of(model.get_submodule(u)) for u in found], num)
-
-
-def _blocks_end(
-    found: Sequence[str], blocks: Sequence[str], layers: Sequence[int], num: int
-) -> list[int]:
-    """Behind which layer each stage ends; what is before and behind the blocks is with them."""
-    own = [k for k, u in enumerate(found) if u in blocks]
-    if len(layers) != num or sum(layers) != len(own):
-        raise InputError(
-            f"layers={'+'.join(map(str, layers))} for {num} stages of {len(own)} blocks",
-            hint="give one number for each stage; they add up to the blocks of the model",
-        )
-    marks = [*own, len(found)]
-    return [*(marks[sum(layers[: s + 1])] for s in range(num - 1)), len(found)]
 
 
 def _check(

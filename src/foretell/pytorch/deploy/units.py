@@ -53,7 +53,9 @@ def cut(model: Module, num: int, layers: Sequence[int] = ()) -> list[Module]:
             raise InputError(f"`stages({num})` of the model gave {len(found)} stages")
         return found
     children = row(model)
-    ends = _ends(children, num, layers)
+    held = [size_of(child) for _, child in children]
+    filled = [place for place, size in enumerate(held) if size]
+    ends = stage_ends(held, num, layers, range(len(held)), filled)
     starts = [0, *ends[:-1]]
     return [nn.Sequential(OrderedDict(children[a:b])) for a, b in zip(starts, ends, strict=True)]
 
@@ -170,21 +172,23 @@ def together(stages: Mapping[int, Module]) -> Module:
     return nn.ModuleDict({str(s): m for s, m in stages.items()})
 
 
-def _ends(children: list[tuple[str, Module]], num: int, layers: Sequence[int]) -> list[int]:
+def stage_ends(
+    held: Sequence[int],  # how many values the parameters of each child have
+    num: int,
+    layers: Sequence[int],  # of each stage; none: about as many parameters each
+    *counted: Sequence[int],  # children that `layers` may count
+) -> list[int]:
     """Behind which child each stage ends."""
-    held = [size_of(child) for _, child in children]
-    filled = [i for i, size in enumerate(held) if size]
     if not layers:
         return even_ends(held, num)
-    if len(layers) == num and sum(layers) == len(children):
-        return [sum(layers[: s + 1]) for s in range(num)]
-    if len(layers) == num and sum(layers) == len(filled):
-        marks = [*filled, len(children)]
-        return [marks[sum(layers[: s + 1])] for s in range(num)]
+    for own in counted:
+        if len(layers) == num and sum(layers) == len(own):
+            marks = [*own, len(held)]
+            return [*(marks[sum(layers[: s + 1])] for s in range(num - 1)), len(held)]
     raise InputError(
-        f"layers={'+'.join(map(str, layers))} for {num} stages of a model with {len(children)} "
-        f"children, {len(filled)} of them with parameters",
-        hint="give one number for each stage that add up to one of the two",
+        f"layers={'+'.join(map(str, layers))} for {num} stages of "
+        f"{' or '.join(str(len(own)) for own in counted)} blocks",
+        hint="give one number for each stage; they add up to the blocks of the model",
     )
 
 

@@ -171,13 +171,27 @@ def verify(
         alone.nums = _micro_batches(made, [len(inputs[0]) for inputs, _ in case.parts(0)])
     seen = Seen(ROUGH if is_rough else LOSS, math.inf if is_rough else GRADIENT)
     for step in range(steps):
-        wanted = alone.step(step) if alone is not None else {}
+        wanted = _wanted(alone, step)
         loss = made.step(*case.parts(step)[at])
         _compare_loss(seen, step, loss, made.share, wanted.pop("", None))
         _compare(seen, step, "gradient", dict(gradients(made)), wanted)
     _compare(seen, steps - 1, "parameter", dict(parameters(made)), alone and alone.parameters())
     _compare(seen, steps - 1, "buffer", buffers(made), alone and alone.buffers())
     return _agreed(seen, steps)
+
+
+def _wanted(alone: _Alone | None, step: int) -> dict[str, Any]:
+    """What one process finds, on the first rank; where it refuses a batch, all raise its words."""
+    found, why = dict[str, Any](), [""]
+    try:
+        found = alone.step(step) if alone is not None else found
+    except ValueError as error:  # a layer's own words for a batch that it is not for
+        why = [f"one process cannot train on such micro-batches: {error}"]
+    if not step:
+        dist.broadcast_object_list(why, src=0)
+    if why[0]:
+        raise InputError(why[0], hint="take a larger micro_batch")
+    return found
 
 
 def precise(plan: Plan) -> Plan:

@@ -134,17 +134,7 @@ def _run(asked: Asked, folder: Path, rank: int, heartbeat: Heartbeat) -> dict[st
         raise InputError(f"the checkpoint has all {last} steps already")
     heartbeat.enter("predict")
     predicted = predictor.predict(lambda: run.between(heartbeat)) if predictor is not None else None
-    times = []
-    log = StepLog(folder, is_on=rank == 0, plan=asked.plan)
-    for step in range(first, last):
-        times.append(run.take(step, last, heartbeat))
-        log.write(step, run.losses[-1], times[-1])
-        if asked.checkpoint and (
-            step + 1 == last or (asked.every and not (step + 1) % asked.every)
-        ):
-            heartbeat.enter(f"checkpoint {step + 1}")
-            run.save(Path(asked.checkpoint), step + 1)
-    log.close()
+    times = _trained(run, asked, folder, heartbeat, range(first, last))
     result = run.measured() | {"steps_s": times[warm:], "rank": rank}
     result["core_s"] = statistics.median(run.cpu[warm:])
     result["load"] = 1 + sum(run.waits[warm:]) / max(sum(run.cpu[warm:]), 1e-9)
@@ -163,6 +153,24 @@ def _run(asked: Asked, folder: Path, rank: int, heartbeat: Heartbeat) -> dict[st
     dist.barrier()
     dist.destroy_process_group()
     return result
+
+
+def _trained(
+    run: _Steps, asked: Asked, folder: Path, heartbeat: Heartbeat, steps: range
+) -> list[float]:
+    """Seconds of each step; losses are logged, and checkpoints written."""
+    times = []
+    log = StepLog(folder, is_on=run.rank == 0, plan=asked.plan)
+    for step in steps:
+        times.append(run.take(step, steps.stop, heartbeat))
+        log.write(step, run.losses[-1], times[-1])
+        done = step + 1
+        is_due = done == steps.stop or (asked.every and done % asked.every == 0)
+        if asked.checkpoint and is_due:
+            heartbeat.enter(f"checkpoint {done}")
+            run.save(Path(asked.checkpoint), done)
+    log.close()
+    return times
 
 
 def joined(asked: Asked) -> str:
