@@ -593,7 +593,7 @@ class _Search:
 
     def _changed(self, one: Planned) -> None:
         """What a placement becomes with other kernels: simulated and kept where it is shorter."""
-        self.on.budget += len(list(self.on.neighbours(one.plan))) + 4
+        self.on.budget += min(len(list(self.on.neighbours(one.plan))), 2 * HEAD) + 4
         start = self.on.of([one.plan])
         if start:
             end = descend(start[0], self.on, lambda step: self.progress("descent", step))
