@@ -332,3 +332,11 @@ def test_micro_batches_change_to_the_next_that_divides_the_share() -> None:
     near = [m for m in neighbours(plan, GPT, load("dgx-a100:gpus=4")) if not m.segments]
     assert {m.micro_batch for m in near if m.schedule == "1f1b"} >= {1, 2, 4, 6, 12}
     assert {m.micro_batch for m in near if m.schedule == "zb-h1"} == {2, 3}
+
+
+def test_a_placement_without_a_micro_batch_is_changed_too(tmp_path: Path) -> None:
+    cluster = _mixed(tmp_path, FAST, SLOW)
+    on = Evaluator(GPT, cluster, budget=20)
+    shares = (10,) * 4 + (3,) * 8
+    start = on.of([Plan(dp=12, global_batch=64, shares=shares, framework="ddp")])
+    assert descend(start[0], on, lambda step: None).step <= start[0].step

@@ -23,10 +23,10 @@ from foretell.plan.stage_placement import (
 )
 from foretell.predict import predict
 from foretell.search.schedule import schedule, wrong
-from foretell.search.schedule.arrange import Asked, Cutting, arrange, cut
+from foretell.search.schedule.arrange import Asked, Cutting, arrange, branches, cut
 from foretell.search.schedule.best import best, solved
 from foretell.search.schedule.model import model, models
-from foretell.workload import load
+from foretell.workload import Workload, load
 
 SMALL = "gpt:layers=8,hidden=1024,heads=16,seq=1024,vocab=200000"
 MT5 = "mt5:layers=4,hidden=512,heads=8,vocab=250112,seq=256,target=256,dtype=fp16"
@@ -400,3 +400,48 @@ def test_wider_stages_are_quicker_and_hold_less(four):
     assert again.backward > one.backward
     assert again.inputs + again.weights == again.backward
     assert 0.2 < one.weights / one.backward < 0.6  # products make half of their gradients each
+
+
+def branching(**reads):
+    """A model of like layers, each behind those that it reads."""
+    one = load("gpt:layers=1,hidden=256,heads=4,seq=64").layers[1]
+    layers = [replace(one, name=name, after=tuple(after.split())) for name, after in reads.items()]
+    return Workload("branching", tuple(replace(x, after=x.after or ("",)) for x in layers))
+
+
+@pytest.mark.parametrize(
+    ("reads", "wanted"),
+    [
+        ({"a": "", "b": "", "c": "a b"}, ([], [[0], [1]], [2])),  # two towers
+        (  # a stem, two branches of unlike length, more behind them
+            {"stem": "", "a": "stem", "b": "stem", "b2": "b", "c": "a b2", "d": "c"},
+            ([0], [[1], [2, 3]], [4, 5]),
+        ),
+        ({"a": "", "b": "a", "c": "a b"}, ([], [], [0, 1, 2])),  # a way around
+        ({"a": "", "b": "a", "c": "b"}, ([], [], [0, 1, 2])),  # a chain
+        (  # of two joins the one with more beside each other
+            {"s": "", "a": "s", "b": "s", "j": "a b", "c": "j", "c2": "c", "d": "j", "d2": "d",
+             "k": "c2 d2"},
+            ([0, 1, 2, 3], [[4, 5], [6, 7]], [8]),
+        ),
+    ],
+)  # fmt: skip
+def test_a_branch_is_what_one_input_of_a_join_needs_alone(reads, wanted):
+    assert branches(branching(**reads)) == wanted
+
+
+def test_branches_with_a_stem_go_side_by_side_on_ranks_of_their_own():
+    work = branching(stem="", a="stem", a2="a", b="stem", b2="b", join="a2 b2")
+    found = model(work, load_cluster("dgx-a100:gpus=4"), "y", micro_batches=2)
+    names = ("stem", "a", "a2", "b", "b2", "join")
+    homes = {
+        name: place.ranks
+        for place in found.places
+        for name, count in zip(names, place.times, strict=True)
+        if count
+    }
+    assert homes["a"] == homes["a2"]
+    assert homes["b"] == homes["b2"]
+    assert len({homes[name] for name in ("stem", "a", "b", "join")}) == 4
+    with pytest.raises(InputError, match="begin behind other layers"):
+        model(work, load_cluster("dgx-a100:gpus=4"), "k", micro_batches=2)

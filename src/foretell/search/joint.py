@@ -42,6 +42,7 @@ from foretell.plan.framework import framework_of, resolved
 from foretell.plan.order import FAMILIES
 from foretell.plan.plan import OWN, segments
 from foretell.plan.unsupported import unsupported
+from foretell.predict import Prediction
 from foretell.search import partition
 from foretell.search.bound import lower_bound, next_best, reasons
 from foretell.search.fusion.planner import FusionPlanner
@@ -593,7 +594,7 @@ class _Search:
 
     def _changed(self, one: Planned) -> None:
         """What a placement becomes with other kernels: simulated and kept where it is shorter."""
-        self.on.budget += len(list(self.on.neighbours(one.plan))) + 4
+        self.on.budget += min(len(list(self.on.neighbours(one.plan))), 2 * HEAD) + 4
         start = self.on.of([one.plan])
         if start:
             end = descend(start[0], self.on, lambda step: self.progress("descent", step))
@@ -606,7 +607,7 @@ class _Search:
         baselines = {
             f"{n}: {k}": v for n, one in self.best.items() for k, v in one.baselines.items()
         }
-        baselines |= _strategies(swept)
+        baselines |= _strategies(swept, self.on.known)
         baselines |= {n: one.predicted for n, one in self.best.items() if n != name}
         usual = next(
             (baselines[n] for n in ("data", "fsdp", "zero") if n in baselines), best.baseline
@@ -725,10 +726,13 @@ def _data_parallel(swept: Swept, zero: int) -> float:
     return float(took.min()) if len(took) else float("inf")
 
 
-def _strategies(swept: Swept) -> dict[str, float]:
-    """The best step of every strategy that fits, in closed form."""
-    out: dict[str, float] = {}
+def _strategies(swept: Swept, known: Mapping[str, Prediction | None]) -> dict[str, float]:
+    """The best layout of every strategy that fits: simulated where one was, else in closed form."""
+    rough, simulated = dict[str, float](), dict[str, float]()
+    predicted = {Plan.parse(text): one for text, one in known.items()}
     for i in np.flatnonzero(swept.fits).tolist():
-        name = strategy(swept.plans[i])
-        out[name] = min(out.get(name, float("inf")), float(swept.found.step[i]))
-    return out
+        name, one = strategy(swept.plans[i]), predicted.get(swept.plans[i])
+        rough[name] = min(rough.get(name, float("inf")), float(swept.found.step[i]))
+        if one is not None and one.fits:
+            simulated[name] = min(simulated.get(name, float("inf")), one.step)
+    return rough | simulated

@@ -404,9 +404,8 @@ class Partitioner:
 
     def _once(self, mesh: Mesh) -> float:
         """Seconds of the whole model, forward and backward, if all of it were here."""
-        return float(
-            portable.product(self._rated(mesh, "none").seconds[None], self.times[:, 0, -1])[0]
-        )
+        times = np.array([float(layer.times) for layer in self.workload.layers])
+        return float(portable.product(self._rated(mesh, "none").seconds[None], times)[0])
 
     @property
     def _is_large(self) -> bool:

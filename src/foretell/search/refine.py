@@ -170,7 +170,7 @@ class Evaluator:
 
     def roughly(self, plan: Plan) -> float:
         """What is made least, by a rough guess of a chain of stages; 0 where there is none."""
-        if plan.groups or plan.sync or plan.stages:
+        if plan.groups or plan.sync or plan.stages or not plan.micro_batch:
             return 0.0
         try:
             return self.cost(plan, self.chains.guess(plan))

@@ -8,46 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell.plan.layer_ranges import Move, gather, reslice
-from foretell.search.placement.device_classes import CUSTOM, SPLITS, classes, joins, unsplit
-from foretell.workload import load
-from foretell.workload.kernels import RULES
-
-
-def op_of(spec, name):
-    layers = load(spec).layers
-    return next(op for layer in layers for op in layer.works() if op.name == name)
-
-
-def test_every_kind_of_op_is_sorted():
-    assert set(RULES) == SPLITS | set(CUSTOM)
-
-
-def test_a_product_has_a_partial_gradient_and_a_whole_weight():
-    found = classes(op_of("vgg19", "fc2"))
-    assert "y" in found.split
-    assert any(name.startswith("d") for name in found.partial)
-    assert found.whole
-
-
-def test_the_loss_is_a_sum():
-    assert "y" in classes(op_of("vgg19", "loss")).partial
-
-
-def test_batch_norm_is_named():
-    assert "statistics" in unsplit(load("resnet:depth=50"))["stem/conv0.norm"]
-
-
-@pytest.mark.parametrize(
-    ("held", "wanted", "task"),
-    [
-        ("split", "whole", "concat"),
-        ("partial", "whole", "sum"),
-        ("whole", "split", "split"),
-        ("split", "split", "copy"),
-    ],
-)
-def test_what_joins_parts(held, wanted, task):
-    assert joins(held, wanted) == task
 
 
 def test_moves_of_equal_dealings_stay_at_home():

@@ -31,6 +31,8 @@ from foretell.plan.stage_placement import Prices, StagePlacement, constant, room
 from foretell.portable import product
 from foretell.workload import Layer, Workload
 
+BESIDE = 0.02  # of a model: branches that do less beside the longest are not told apart
+INTENSITY = 100.0  # flops for a byte: of accelerators, from V100 (125 TFLOP/s, 0.9 TB/s) upwards
 SHAPES = ("v", "m", "nn", "k", "y", "x", "loop", "wave", "tp")
 
 
@@ -231,31 +233,39 @@ def _side_by_side(
 
 
 def branches(workload: Workload) -> tuple[list[int], list[list[int]], list[int]]:
-    """Layers before, in each branch of, and behind the join whose shorter branches have most flops.
+    """Layers before, in each branch of, and behind the join whose shorter branches do most.
 
-    A branch is what one input of the join needs and no other does; a way around is none.
+    A branch is what one input of the join needs and no other does; a way around is none, and so are
+    branches whose shorter ones do next to nothing.
     """
     reads = _reads(workload)
     needs: list[set[int]] = []
     for inputs in reads:
         needs.append(set(inputs).union(*(needs[i] for i in inputs)))
-    flops = [replace(workload, layers=(layer,)).flops() for layer in workload.layers]
-    found: list[list[int]] = []
+    work = [_weight(layer, workload) for layer in workload.layers]
+    found, most = list[list[int]](), BESIDE * sum(work)
     for inputs in reads:
         every = [needs[i] | {i} for i in inputs]
         ways = [one - set().union(*(o for o in every if o is not one)) for one in every]
         some = [sorted(way) for way in ways if way]
-        if len(some) > 1 and _beside(some, flops) > _beside(found, flops):
-            found = some
+        beside = _beside(some, work)
+        if beside > most:
+            found, most = some, beside
     inside = {i for way in found for i in way}
     before = set().union(*(needs[i] for i in inside)) - inside
     rest = [i for i in range(len(reads)) if i not in before | inside]
     return sorted(before), found, rest
 
 
-def _beside(ways: Sequence[Sequence[int]], flops: Sequence[float]) -> float:
-    """Flops of all branches but the longest."""
-    each = [sum(flops[i] for i in way) for way in ways]
+def _weight(layer: Layer, workload: Workload) -> float:
+    """About what a layer takes: its flops, and as many for each byte as a device does meanwhile."""
+    passed = layer.times * float(layer.output_bytes({}, 1.0, workload.dtype))
+    return replace(workload, layers=(layer,)).flops() + INTENSITY * passed
+
+
+def _beside(ways: Sequence[Sequence[int]], work: Sequence[float]) -> float:
+    """What all branches but the longest take."""
+    each = [sum(work[i] for i in way) for way in ways]
     return sum(each) - max(each, default=0.0)
 
 
