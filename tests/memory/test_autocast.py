@@ -104,5 +104,5 @@ def test_as_many_casts_as_the_trace_under_autocast_has(model):
     copies = [len(g.select(kind="kernel", op="copy_", phase="forward")) for g in (plain, half)]
     found = Autocast(decode(plain.facts[FACT]))
     found.run()
-    casts = sum(c.count > 1 for d in found.decisions for c in d.casts)
+    casts = sum(c.elements > 1 for d in found.decisions for c in d.casts)
     assert casts == pytest.approx(copies[1] - copies[0], rel=0.25)
