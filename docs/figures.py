@@ -148,17 +148,23 @@ def second(folder: Path | None) -> Table:
 
 
 def kinds(folder: Path | None) -> Table:
-    more = ("--truth", str(ROOT / "benchmarks/measured/kinds"))
-    rows = validated("whatifs", folder, *more, name="kinds")["rows"]
-    command = "foretell validate --whatif --truth benchmarks/measured/kinds"
-    return _changes("kinds", command, _by_variant(rows) | {"**all**": rows})
+    return _models("kinds", folder)
 
 
 def further(folder: Path | None) -> Table:
-    more = ("--truth", str(ROOT / "benchmarks/measured/further"))
-    rows = validated("whatifs", folder, *more, name="further")["rows"]
-    command = "foretell validate --whatif --truth benchmarks/measured/further"
-    return _changes("further", command, _by_variant(rows) | {"**all**": rows})
+    return _models("further", folder)
+
+
+def blind(folder: Path | None) -> Table:
+    return _models("blind", folder)
+
+
+def _models(name: str, folder: Path | None) -> Table:
+    """What-ifs on the models of one folder of measurements."""
+    more = ("--truth", str(ROOT / "benchmarks/measured" / name))
+    rows = validated("whatifs", folder, *more, name=name)["rows"]
+    command = f"foretell validate --whatif --truth benchmarks/measured/{name}"
+    return _changes(name, command, _by_variant(rows) | {"**all**": rows})
 
 
 def papers(folder: Path | None) -> Table:
@@ -301,8 +307,8 @@ def _printed(text: str) -> list[list[str]]:
 
 PAGES: dict[str, tuple[Callable[[Path | None], Table], ...]] = {
     "accuracy": (
-        unseen, whatifs, second, kinds, further, papers, memory, layouts, paradl, captured,
-        scaling, kernels, collectives, fused,
+        unseen, whatifs, second, kinds, further, blind, papers, memory, layouts, paradl,
+        captured, scaling, kernels, collectives, fused,
     ),
     "speed": (
         benchmark("startup"), benchmark("simulator", "--quick"), benchmark("oracle"),

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from foretell.memory.change import half_precision, written_out
-from foretell.memory.tape import FACT, Op, decode, peak_bytes
+from foretell.graph.columns import BufferKind
+from foretell.memory.change import Autocast, half_precision, written_out
+from foretell.memory.tape import FACT, Op, Storage, Tape, decode, peak_bytes
 from foretell.trace import read
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "measured" / "h200"
@@ -45,3 +46,63 @@ def test_attention_with_a_learned_bias_stays_wide():
     back = [Op("_softmax_backward_data", 4, 7), Op("SafeSoftmaxBackward0", 4, 7, ends=True)]
     assert written_out([*forward, *back, Op("sum", 4, 6)]).wide == {0, 3}
     assert written_out([*forward, *back, Op("mul", 4, 6)]).gone == {2}
+
+
+def follow(ops, storages):
+    found = Autocast(Tape(tuple(storages), tuple(ops)))
+    found.run()
+    return found.decisions
+
+
+INPUT, WEIGHT, MADE = (Storage(64.0, kind=int(k)) for k in (
+    BufferKind.INPUT, BufferKind.PARAMETER, BufferKind.ACTIVATION))  # fmt: skip
+
+
+def test_a_parameter_is_cast_once_and_its_gradient_cast_back():
+    ops = [Op("mm", node=1, reads=(0, 1), makes=(2,)), Op("mm", node=2, reads=(2, 1), makes=(3,))]
+    first, second = follow(ops, [INPUT, WEIGHT, MADE, MADE])
+    assert [(c.of_parameter, c.has_gradient) for c in first.casts] == [(False, False), (True, True)]
+    assert second.casts == ()
+
+
+def test_without_gradients_a_parameter_read_again_is_another_networks():
+    """Q-learning reads a network of one shape three times: twice its own, once its target's."""
+    reads = [Op("mm", node=1, reads=(0, 1), makes=(2,))]
+    reads += [Op("mm", reads=(0, 1), makes=(3 + k,)) for k in range(2)]
+    own, ahead, target = follow(reads, [INPUT, WEIGHT, MADE, MADE, MADE])
+    weights = [[c for c in d.casts if c.of_parameter] for d in (own, ahead, target)]
+    assert [len(w) for w in weights] == [1, 0, 1]
+    assert not weights[2][0].has_gradient
+
+
+def test_the_gradient_of_a_sum_of_both_formats_is_cast_for_the_narrow_one():
+    ops = [
+        Op("native_layer_norm", node=1, reads=(0,), makes=(2,)),
+        Op("mm", node=2, reads=(2, 1), makes=(3,)),
+        Op("add", node=3, reads=(2, 3), makes=(4,)),
+    ]
+    total = follow(ops, [INPUT, WEIGHT, MADE, MADE, MADE])[-1]
+    assert total.is_mixed
+    assert total.returned == (64.0,)
+
+
+def test_what_an_index_adds_to_keeps_its_format():
+    ops = [
+        Op("mm", node=1, reads=(0, 1), makes=(2,)),
+        Op("index_add", node=2, reads=(2, 0), makes=(3,)),
+    ]
+    assert follow(ops, [INPUT, WEIGHT, MADE, MADE])[-1].is_narrow
+
+
+MODELS = ("conformer", "dqn", "latent_diffusion", "molecules", "segformer", "slowfast", "switch")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_as_many_casts_as_the_trace_under_autocast_has(model):
+    folder = MEASURED.parent / "blind" / "h200"
+    plain, half = (read(folder / f"{model}.{v}.json.gz").graph for v in ("base", "amp_bf16"))
+    copies = [len(g.select(kind="kernel", op="copy_", phase="forward")) for g in (plain, half)]
+    found = Autocast(decode(plain.facts[FACT]))
+    found.run()
+    casts = sum(c.elements > 1 for d in found.decisions for c in d.casts)
+    assert casts == pytest.approx(copies[1] - copies[0], rel=0.25)

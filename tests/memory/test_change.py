@@ -6,7 +6,16 @@ from foretell.graph.columns import NONE, BufferKind, Phase
 from foretell.memory import change
 from foretell.memory.change import blocks
 from foretell.memory.read import tape_of
-from foretell.memory.tape import Op, Storage, Tape, occupancy, peak_bytes, phase_peaks, states
+from foretell.memory.tape import (
+    Op,
+    Storage,
+    Tape,
+    occupancy,
+    peak_bytes,
+    phase_peaks,
+    resized,
+    states,
+)
 from tests.memory.steps import ACTIVATION, ADAM, WEIGHT, step
 
 LAYERS = 8
@@ -28,10 +37,10 @@ def lasting(tape):
 
 
 def test_twice_the_batch_is_twice_the_activations(tape):
-    twice = change.batch(tape, 2)
+    twice = resized(tape, 2)
     assert activations(twice) == 2 * activations(tape)
     assert lasting(twice) == lasting(tape)
-    assert change.batch(twice, 0.5) == tape
+    assert resized(twice, 0.5) == tape
 
 
 def test_half_precision_halves_activations_and_copies_weights(tape):
@@ -82,8 +91,8 @@ def test_a_compiler_writes_no_more_than_is_written_now(tape):
 
 
 def test_changes_compose(tape):
-    one = change.fused_optimizer(change.half_precision(change.batch(tape, 2)))
-    other = change.half_precision(change.fused_optimizer(change.batch(tape, 2)))
+    one = change.fused_optimizer(change.half_precision(resized(tape, 2)))
+    other = change.half_precision(change.fused_optimizer(resized(tape, 2)))
     assert peak_bytes(one) == peak_bytes(other)
 
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from foretell.memory.change import batch
 from foretell.memory.outputs import RULES
-from foretell.memory.tape import FACT, Call, decode, peak_bytes
+from foretell.memory.tape import FACT, Call, decode, peak_bytes, resized
 from foretell.trace import read
 
 MIB = 2**20
@@ -43,7 +42,7 @@ def test_its_backward_makes_a_gradient_for_each_weight():
 @pytest.mark.parametrize(("times", "measured"), [(1.0, 2467.6), (2.0, 3501.7), (0.5, 2067.5)])
 def test_the_peak_of_a_language_model(times, measured):
     tape = decode(read(STEP / "rnnlm.base.json.gz").graph.facts[FACT])
-    tape = batch(tape, times) if times != 1 else tape
+    tape = resized(tape, times) if times != 1 else tape
     assert peak_bytes(tape) / MIB == pytest.approx(measured - SURPLUS, rel=0.02)
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from foretell.graph.columns import Dtype, Kind
+from foretell.cost.limits import passes
+from foretell.graph.columns import Dtype, Kind, Phase
 from foretell.whatif import DoesNotApply, Setting, parse
 from foretell.whatif.autocast import runs
 from foretell.whatif.table_lookup import sort_of
@@ -232,3 +233,41 @@ def test_a_compiled_step_leaves_a_library_loop_to_its_host():
     after = apply("compile", before)
     found = [g.seconds[g.select(kind="host", op="cudaLaunchKernel")].sum() for g in (before, after)]
     assert found[1] == pytest.approx(found[0])
+
+
+ARGS = ",types=float+TensorList,args=-+-+4+-+-+-+{mode}+768+0+3+True+0.+True+{both}"
+
+
+@pytest.mark.parametrize(("mode", "row"), [(2, "lstm"), (3, "gru")])
+@pytest.mark.parametrize("both", [False, True])
+def test_a_recurrent_layer_is_found_by_its_sizes(mode, row, both):
+    shape = "in=32x200x1312+2304x1312|2304x768+-+99+6x32x768" + ARGS.format(mode=mode, both=both)
+    found = sort_of("_cudnn_rnn", shape, int(Phase.FORWARD), np.zeros(0, np.int64))
+    assert found.rows == ((row, "forward"),)
+    assert found.sizes == {"s": 200, "b": 32, "n": 768, "layers": 6 if both else 3}
+
+
+@pytest.mark.parametrize(
+    ("image", "filters", "strides", "stride"),
+    [("8x32x64x64", "32x32x3x3", "2x2", 2.0), ("8x32x80x200", "32x32x21x11", "2x1", 2**0.5),
+     ("8x32x512", "32x32x10", "4", 2.0), ("8x3x8x64x64", "8x3x3x3x3", "2x2x2", 8**0.5)],
+)  # fmt: skip
+def test_a_stride_counts_what_it_leaves_out(image, filters, strides, stride):
+    kinds = "float+float+-+ScalarList+ScalarList"
+    shape = f"in={image}+{filters}+-+-+-,types={kinds},args=-+-+-+{strides}+1"
+    found = sort_of("convolution", shape, int(Phase.FORWARD), np.zeros(0, np.int64))
+    assert found.sizes["stride"] == pytest.approx(stride)
+
+
+def test_a_compiled_pass_along_an_index_takes_what_its_numbers_take():
+    s = Step()
+    linear(s, 4096, 768, 768)
+    s.op("index_add", "in=4096x64+-+4096+4096x64,types=float+Scalar+long int+float")
+    linear(s, 4096, 768, 768)
+    s.op("add", "in=4096x64+4096x64,types=float+float")
+    after = apply("compile", s.graph())
+    indexed, plain = (
+        after.seconds[after.select(kind="kernel", op=o)] for o in ("index_add", "add")
+    )
+    assert indexed[0] == pytest.approx(2 * 4 * 4096 * 64 / passes()["compiled"]["rate"])
+    assert indexed[0] < plain[0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foretell.memory import change
-from foretell.memory.tape import FACT, decode, peak_bytes
+from foretell.memory.tape import FACT, decode, peak_bytes, resized
 from foretell.trace import read
 from foretell_lab.validate.memory import report
 
@@ -61,8 +61,8 @@ CHANGES = {
     "amp": (change.half_precision,),
     "amp last": (change.half_precision, change.channels_last),
     "last": (change.channels_last,),
-    "half": (lambda t: change.batch(t, 0.5),),
-    "twice": (lambda t: change.batch(t, 2),),
+    "half": (lambda t: resized(t, 0.5),),
+    "twice": (lambda t: resized(t, 2),),
     "checkpoint": (change.checkpoint,),
     "compile": (change.compiled,),
     "amp compile": (change.half_precision, change.compiled),

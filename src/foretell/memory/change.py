@@ -1,6 +1,6 @@
 """Memory effect of changes to a step: one function per change, from tape to tape.
 
-`autocast` follows the op lists of PyTorch's documentation (Automatic Mixed Precision, CUDA
+`half_precision` follows the op lists of PyTorch's documentation (Automatic Mixed Precision, CUDA
 op-specific behavior): matmuls, convolutions and attention cast their inputs to the narrow format;
 norms, powers, losses and the like cast theirs to fp32; all others take what they get, the widest
 of it. Casts of parameters are made once and held until the forward pass has ended, casts of
@@ -11,7 +11,7 @@ gradients of; those of parameters are cast back to fp32.
 run inside others, so what passes between them is never written to memory. Of what light ops save, a
 compiler saves what it cannot cheaply recompute: results of heavy ops, inputs of heavy ops, and else
 the smaller of a tensor and what it is made from (the idea of the min-cut partitioner of
-torch.compile, Horace He et al., functorch). `recomputed` checkpoints the stack of equal blocks of a
+torch.compile, Horace He et al., functorch). `checkpoint` recomputes the stack of equal blocks of a
 language model block by block, as its libraries do (`gradient_checkpointing_enable`), where the
 scale that they give attention tells of one; any other forward pass as a whole, with its loss.
 """
@@ -33,7 +33,6 @@ from foretell.memory.tape import (
     Rewrite,
     Tape,
     parameter_bytes,
-    resized,
     states,
     swapped,
     with_workspace,
@@ -84,7 +83,7 @@ _AROUND, _BEHIND = 4, 4  # ops between the softmax and its matmuls; and behind i
 class Cast(NamedTuple):
     """A copy in another format that autocast makes, or that a backward pass makes of a gradient."""
 
-    count: float  # numbers
+    elements: float
     to_half: bool
     of_parameter: bool = False
     has_gradient: bool = False  # which is cast the other way in the backward pass
@@ -251,8 +250,8 @@ def _with(op: Op, new: dict[int, int]) -> Op:
     return replace(op, reads=swapped(op.reads, new), keeps=swapped(op.keeps, new))
 
 
-def autocast(tape: Tape) -> Tape:
-    """The tape under autocast to a 16-bit format; convolutions run on tensor cores."""
+def half_precision(tape: Tape) -> Tape:
+    """The tape under autocast to bf16 or fp16; convolutions run on tensor cores."""
     return with_workspace(Autocast(tape).run(), lambda op, n: copied(n, HALF))
 
 
@@ -351,7 +350,7 @@ _LEAST_TIMES, _LEAST_SHARE = 4, 0.6  # of the forward pass, for repetition to be
 _LONGEST = 200  # ops of a block that is looked for
 
 
-def recomputed(tape: Tape) -> Tape:
+def checkpoint(tape: Tape) -> Tape:
     """The tape with its forward pass, or each of its blocks, run again before its backward."""
     forward = [k for k, o in enumerate(tape.ops) if o.phase == Phase.FORWARD]
     if not forward:
@@ -416,20 +415,7 @@ class _Again(Rewrite):
             ))  # fmt: skip
 
 
-__all__ = ["BufferKind", "blocks", "recomputed"]
-
-
 _ADAM = 2  # numbers of state for each of a parameter, from which on there is a denominator
-
-
-def batch(tape: Tape, times: float) -> Tape:
-    """So many times as many samples."""
-    return resized(tape, times)
-
-
-def half_precision(tape: Tape) -> Tape:
-    """Autocast to bf16 or fp16."""
-    return autocast(tape)
 
 
 def tensor_cores(tape: Tape) -> Tape:
@@ -445,11 +431,6 @@ def channels_last(tape: Tape) -> Tape:
     """
     is_half = any(s.item == 2 for s in tape.storages if s.is_float)
     return with_workspace(tape, lambda op, n: 0.0 if is_half else op.workspace + copied(n, 4))
-
-
-def checkpoint(tape: Tape) -> Tape:
-    """Activations made again in the backward pass, block by block or all at once."""
-    return recomputed(tape)
 
 
 def foreach_optimizer(tape: Tape) -> Tape:

@@ -134,7 +134,7 @@ def _recorded(run: Run, said: list[Decision], is_one: bool, wide: frozenset[int]
     half, mixed = run.is_half, run.is_mixed
     if own and run.task not in wide:
         half, mixed = own[0].is_narrow, own[0].is_mixed
-    made = tuple(c for d in said for c in d.casts if c.count > 1)
+    made = tuple(c for d in said for c in d.casts if c.elements > 1)
     return replace(
         run, is_half=half, is_mixed=mixed, recorded=made,
         returned=tuple(n for d in said for n in d.returned),

@@ -26,8 +26,7 @@ from foretell.errors import InputError
 from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
-from foretell.memory import change
-from foretell.memory.tape import Tape
+from foretell.memory.tape import Tape, resized
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import issued, launch_of, operators, usual_launch
 from foretell.whatif.parameters import inputs_of, numbers, treats_parameters
@@ -153,4 +152,4 @@ class Batch(WhatIf):
         return edit.graph
 
     def hold(self, tape: Tape) -> Tape:
-        return change.batch(tape, self.times)
+        return resized(tape, self.times)
