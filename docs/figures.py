@@ -118,8 +118,10 @@ def unseen(folder: Path | None) -> Table:
         for name, v in said.items()
         if "rows" in v
     ]
-    left = [v for v in validated("intervals", folder)["sources"].values() if v["rows"] >= 10]
-    told = {"large": str(len(left)), "enough": str(sum(v["left_out"] >= 0.75 for v in left))}
+    apart = validated("intervals", folder)["sources"].values()
+    left = [round(100 * v["left_out"]) for v in apart if v["rows"] >= 10]
+    counted = {"within": sum(75 <= x <= 90 for x in left), "over": sum(x > 90 for x in left)}
+    told = {name: str(count) for name, count in (counted | {"large": len(left)}).items()}
     head = ["source", "rows", "asked blind", "median", "bias", "p90", "in the 80 % interval"]
     return Table("unseen", "foretell validate --unseen", [*head, "peak memory"], rows, told)
 
