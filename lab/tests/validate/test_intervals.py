@@ -53,7 +53,11 @@ def test_four_fifths_of_what_was_fitted_lie_inside():
 def test_a_framework_of_one_table_is_wider_than_one_of_several():
     def width(framework):
         plan = Plan.parse(f"dp=4,zero=1,precision=bf16-master,framework={framework},micro_batch=1")
-        found = predict(plan, load("gpt:layers=24,hidden=1024,heads=16,seq=1024,vocab=51200"), load_cluster("a100-80:gpus=4"))
+        found = predict(
+            plan,
+            load("gpt:layers=24,hidden=1024,heads=16,seq=1024,vocab=51200"),
+            load_cluster("a100-80:gpus=4"),
+        )
         return found.away.get("lone", 0.0), np.log(found.high / found.low)
 
     lone, known = width("internevo"), width("megatron-deepspeed")

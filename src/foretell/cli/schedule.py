@@ -22,7 +22,9 @@ STOPPED = 130  # exit code of what Ctrl-C ended
 @click.option("-m", "--memory", default="", help="What devices hold at most: 6, or 6,4,4,2.")
 @click.option("--speed", default="", help="Of devices, where not 1: 2, or 1,1,0.5,1.")
 @offered.cluster_option("PLACEMENT is a model: schedule it on this cluster.")
-@click.option("--shape", default="auto", show_default=True, help="v, m, nn, k, y, x, loop, wave, tp.")
+@click.option(
+    "--shape", default="auto", show_default=True, help="v, m, nn, k, y, x, loop, wave, tp."
+)
 @click.option(
     "--plan", "plan", default="", help="What else a model needs: micro_batch=2,framework=…"
 )

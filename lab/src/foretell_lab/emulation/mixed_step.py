@@ -15,7 +15,7 @@ from typing import Any
 from foretell.graph import Builder, Graph
 from foretell.plan import Plan
 from foretell.plan.check import agreed
-from foretell.plan.groups import Action, orders, reslice
+from foretell.plan.layer_ranges import Action, orders, reslice
 from foretell.pytorch.deploy.layout import Layout, by_size
 from foretell_lab.emulation.mixed_parts import Piece, RankSpeed, parts
 from foretell_lab.emulation.pieces import Pieces, pieces
