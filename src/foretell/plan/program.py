@@ -8,7 +8,7 @@ buffers     what ranks hold for good, and from a forward to its backward
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,7 +28,6 @@ from foretell.whatif import Setting, applied, parse
 from foretell.workload import Workload
 
 Ids = npt.NDArray[np.int64]
-AHEAD, BACK = int(Phase.FORWARD), int(Phase.BACKWARD)
 Place = tuple[int, int]  # stage of the program, chunk
 
 
@@ -290,67 +289,69 @@ def written(program: Program, facts: Mapping[str, Any]) -> Graph:
 
 def _write_stages(draft: _Draft, program: Program) -> _Spans:
     """Every action of every stage, stage by stage."""
-    stages, pieces = program.stages, [piece for chain in program.chains for piece in chain]
-    lengths = np.array([len(chain) for chain in program.chains])
-    starts = np.cumsum(lengths) - lengths
-    chain, way, chunk, micro = (
-        np.concatenate([getattr(one, name) for one in stages])
-        for name in ("chain", "way", "chunk", "micro")
+    stages, lengths = program.stages, np.array([len(chain) for chain in program.chains])
+    pieces = [piece for chain in program.chains for piece in chain]
+    counts = [len(one.chain) for one in stages]
+    chain, way, micro = (
+        np.concatenate([getattr(one, name) for one in stages]) for name in ("chain", "way", "micro")
     )
-    stage = np.repeat(np.arange(len(stages)), [len(one.chain) for one in stages])
     sizes = lengths[chain]
     begin = np.cumsum(sizes) - sizes
     inside = np.arange(sizes.sum()) - np.repeat(begin, sizes)
-    at, owner = np.repeat(starts[chain], sizes) + inside, np.repeat(stage, sizes)
-    kernel = np.array([p.kind == "kernel" for p in pieces])
-    # Exchanges of a split layer stand in the way of the next kernel, of another micro-batch too.
-    blocks = kernel | np.array([p.axis == "tp" for p in pieces])
-    compute, collective, rank = (
-        np.array(values)[owner]
-        for values in zip(
-            *((one.lanes[0], one.collective, one.rank) for one in stages), strict=True
-        )
-    )
-    back = np.repeat(way != FORWARD, sizes)
-    own = np.array([code_of(Phase, p.phase) if p.phase else NONE for p in pieces])
+    at = np.repeat((np.cumsum(lengths) - lengths)[chain], sizes) + inside
+    owner, back = np.repeat(np.repeat(np.arange(len(stages)), counts), sizes), way != FORWARD
     order = None
     if stages[0].order is not None:
         order = np.repeat(np.concatenate([one.order for one in stages]), sizes) + 2 * inside
+    columns = {name: values[at] for name, values in _piece_columns(draft, pieces).items()}
+    # Exchanges of a split layer stand in the way of the next kernel, of another micro-batch too.
+    blocks = np.array([p.kind == "kernel" or p.axis == "tp" for p in pieces])[at]
+    compute, comm = np.array([(one.lanes[0], one.collective) for one in stages])[owner].T
+    phase = np.repeat(np.where(back, int(Phase.BACKWARD), int(Phase.FORWARD)), sizes)
+    columns["phase"] = np.where(columns["phase"] == NONE, phase, columns["phase"])
     ids = draft.tasks(
-        len(at),
-        order=order,
-        rank=rank,
-        lane=np.where(blocks[at], compute, collective),
-        kind=np.where(kernel, int(Kind.KERNEL), int(Kind.COLLECTIVE))[at],
-        op=np.array([draft.text(p.op) for p in pieces])[at],
-        layer=np.array([draft.text(p.layer) for p in pieces])[at],
-        seconds=np.array([p.seconds for p in pieces])[at],
-        flops=np.array([p.flops for p in pieces])[at],
-        comm_bytes=np.array([p.comm_bytes for p in pieces])[at],
-        phase=np.where(own[at] >= 0, own[at], np.where(back, BACK, AHEAD)),
-        name=np.array([draft.text(p.name) for p in pieces])[at],
-        group=np.array([draft.text(p.group) for p in pieces])[at],
-        micro_batch=np.repeat(micro, sizes),
-        priority=0 if program.is_ordered else 1 + back,
-        source=int(Source.FORMULA),
-    )
-    many = np.array([len(p.after) for p in pieces])
-    task, which = _rows(at, many)
+        len(at), order=order, rank=np.array([one.rank for one in stages])[owner],
+        lane=np.where(blocks, compute, comm), micro_batch=np.repeat(micro, sizes),
+        priority=0 if program.is_ordered else np.repeat(1 + back, sizes),
+        source=int(Source.FORMULA), **columns,
+    )  # fmt: skip
+    task, which = _rows(at, np.array([len(p.after) for p in pieces]))
     steps = np.array([back for p in pieces for back in p.after], np.int64)[which]
     has = inside[task] >= steps
     draft.wait(ids[task[has]], ids[task[has]] - steps[has])
     for k, one in enumerate(stages):
         for lane in one.lanes[1:]:
             draft.pair(draft.held, ids[owner == k], lane)
-    lead = np.array([[p.kind for p in chain].index("kernel") for chain in program.chains])
-    size = (WEIGHT + 1, len(stages), int(chunk.max()) + 1, int(micro.max()) + 1)
-    first, last = np.full((2, *size), NONE)
-    first[way, stage, chunk, micro] = begin + lead[chain]
-    last[way, stage, chunk, micro] = begin + sizes - 1
-    final = np.append(begin, len(ids))
-    ends = np.cumsum([len(one.chain) for one in stages])
-    spans = [ids[final[end - 1] : final[end]] for end in ends]
-    return _Spans(first, last, [mine[kernel[at[mine]]] for mine in spans])
+    return _spans(program, begin, sizes, columns["kind"] == int(Kind.KERNEL))
+
+
+def _piece_columns(draft: _Draft, pieces: Sequence[Piece]) -> dict[str, Any]:
+    """What pieces say of their tasks."""
+    numbers = {n: [getattr(p, n) for p in pieces] for n in ("seconds", "flops", "comm_bytes")}
+    texts = {
+        n: [draft.text(getattr(p, n)) for p in pieces] for n in ("op", "layer", "name", "group")
+    }
+    kind = [code_of(Kind, p.kind) for p in pieces]
+    phase = [code_of(Phase, p.phase) if p.phase else NONE for p in pieces]
+    found = numbers | texts | {"kind": kind, "phase": phase}
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def _spans(program: Program, begin: Ids, sizes: Ids, kernel: Any) -> _Spans:
+    """Where the actions of stages begin and end, and the kernels of the last one of each."""
+    stages = program.stages
+    counts = np.array([len(one.chain) for one in stages])
+    chain, way, chunk, micro = (
+        np.concatenate([getattr(one, name) for one in stages])
+        for name in ("chain", "way", "chunk", "micro")
+    )
+    lead = np.array([[p.kind for p in pieces].index("kernel") for pieces in program.chains])
+    where = way, np.repeat(np.arange(len(stages)), counts), chunk, micro
+    shape = (WEIGHT + 1, len(stages), int(chunk.max()) + 1, int(micro.max()) + 1)
+    first, last = np.full((2, *shape), NONE)
+    first[where], last[where] = begin + lead[chain], begin + sizes - 1
+    final = [np.arange(begin[k], begin[k] + sizes[k]) for k in np.cumsum(counts) - 1]
+    return _Spans(first, last, [ids[kernel[ids]] for ids in final])
 
 
 def _rows(at: Ids, many: Ids) -> tuple[Ids, Ids]:
