@@ -39,7 +39,7 @@ ROOMS: dict[str, set[str]] = {
     "baseline": GROUND | {"graph", "cost", "simulate", "trace"},
     "samples": GROUND | {"graph", "cluster", "cost"},
     "whatif": GROUND | {"graph", "cluster", "cost", "trace", "memory"},
-    "advise": GROUND | {"graph", "cluster", "simulate", "baseline", "whatif"},
+    "advise": GROUND | {"graph", "cluster", "cost", "simulate", "trace", "baseline", "whatif"},
     "workload": GROUND | {"graph", "cluster", "cost"},
     "plan": GROUND | {"graph", "cluster", "cost", "whatif", "workload"},
     "predict": GROUND | {"graph", "cluster", "cost", "simulate", "workload", "plan"},

@@ -58,7 +58,7 @@ foretell(f"run {SCRIPT} --plan dp=2,ep=2,zero=3 --device cpu")
 # %% [markdown]
 # ## Or let another program do it
 #
-# The same plan in the words of torchtitan, Megatron, DeepSpeed or PyTorch alone. What a program
+# The same plan as settings of torchtitan, Megatron, DeepSpeed or PyTorch alone. What a program
 # has no words for is refused by name.
 
 # %%
@@ -122,4 +122,4 @@ with tempfile.TemporaryDirectory() as folder:
 
 # %% [markdown]
 # [Running a plan](../concepts/running.md) says which part of a plan runs on what, what is
-# refused, and what is said when a rank fails, dies or hangs.
+# refused, and the messages when a rank fails, dies or hangs.

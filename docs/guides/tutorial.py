@@ -23,7 +23,7 @@ foretell(f"advise {TRAIN} --on h100")
 
 # %% [markdown]
 # The first sentence is the answer. The table has every change that was tried, each with its 80 %
-# interval: four measured steps of five lie inside. Below it, the bottleneck before and after the
+# interval. Below it, the bottleneck before and after the
 # best change, and the lines of PyTorch that make the best combination.
 #
 # ## 2. One change, looked at closely (a minute)

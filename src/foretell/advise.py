@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
-from foretell.baseline import Baseline, Interval, interval, why
+from foretell.baseline import Baseline, Interval, interval, unprofiled, why
 from foretell.cluster import Cluster
+from foretell.cost.price import priced
 from foretell.errors import ForetellError
+from foretell.graph.file import is_graph_file
+from foretell.graph.file import load as load_graph
 from foretell.graph.graph import Graph
-from foretell.simulate import simulate
+from foretell.simulate import Timeline, simulate
 from foretell.simulate.memory import peak_bytes as peak_of_buffers
 from foretell.whatif import WHATIFS, Setting, WhatIf, ordered, parse, peak_bytes
 from foretell.whatif.batch import Batch
@@ -69,6 +73,30 @@ class Step:
         """The 80 % interval of its time as a graph that changes made."""
         host = self.baseline.sigma if self.baseline else 0.0
         return interval(after, self.predicted, host=host, spread=together(changes))
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A step and, of a trace, its measured timeline."""
+
+    name: str
+    step: Step
+    measured: Timeline | None = None
+    notes: tuple[str, ...] = ()  # on how the trace was read
+
+
+def load(path: Path, cluster: Cluster | None = None, real: float | None = None) -> Loaded:
+    """The step in a graph or a trace; `real` is the time of an un-profiled step, for traces."""
+    if not path.is_dir() and is_graph_file(path):
+        return Loaded(path.name, Step(priced(load_graph(path), cluster, path.name), cluster))
+    from foretell.trace import read
+
+    trace = read(path)
+    if "measured" not in trace.graph.facts:  # dependencies without times
+        return Loaded(path.name, Step(priced(trace.graph, cluster, path.name), cluster))
+    found = unprofiled(trace, real)
+    measured = Timeline(trace.graph, trace.start, trace.end)
+    return Loaded(path.name, Step(found.graph, cluster, found), measured, tuple(trace.notes))
 
 
 @dataclass(frozen=True)

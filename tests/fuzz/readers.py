@@ -23,8 +23,8 @@ from tests.fuzz.mutate import text as changed
 
 
 def _step(path: Path) -> object:
+    from foretell.advise import load
     from foretell.simulate import simulate
-    from foretell.survey.inputs import load
 
     return simulate(load(path, _asked()[1]).step.graph).seconds
 

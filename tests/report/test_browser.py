@@ -132,8 +132,8 @@ def test_all_sections_are_there(chromium):
 
 
 def test_a_report_of_several_ranks_names_the_straggler(chromium, tmp_path, page):
+    from foretell.advise import load as load_step
     from foretell.report import write as write_page
-    from foretell.survey.inputs import load as load_step
     from foretell.survey.survey import survey
     from tests.trace.kineto import data_parallel
 

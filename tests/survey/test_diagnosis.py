@@ -5,12 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretell.advise import Step
+from foretell.advise import Step, load
 from foretell.cluster import load as load_cluster
 from foretell.cost import price
 from foretell.graph import Builder
 from foretell.survey.diagnosis import CAUSES, diagnose
-from foretell.survey.inputs import load
 from foretell.survey.roofline import work_of
 from foretell.survey.survey import survey
 from foretell.survey.window import Window, window

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from foretell.advise import load
 from foretell.cli.main import foretell
 from foretell.errors import InputError
-from foretell.survey.inputs import Inputs, drawings, load, sort
+from foretell.survey.inputs import Inputs, drawings, sort
 from foretell.survey.survey import survey
 
 STEP = Path(__file__).resolve().parents[2] / "docs" / "guides" / "step.txt"

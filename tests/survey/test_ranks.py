@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from foretell.advise import load
 from foretell.graph import Builder
 from foretell.simulate import simulate
-from foretell.survey.inputs import load
 from foretell.survey.ranks import ranks_table, straggler, waits_of
 from foretell.survey.survey import survey
 from tests.trace.kineto import LAYERS, data_parallel

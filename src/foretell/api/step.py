@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-from foretell.advise import TRIED, Advice, advise, peak, shown
+from foretell.advise import TRIED, Advice, Loaded, advise, load, peak, shown
 from foretell.advise import Step as _Step
 from foretell.api.result import Bar, Plot, Result, Table, bars
 from foretell.baseline import why
@@ -201,7 +201,7 @@ class Step(_Step):
         path = Path(source)
         if is_module or path.suffix == ".py" or ".py:" in str(path):
             return cls.from_script(path, cluster, args=args, is_module=is_module, progress=progress)
-        return cls.from_trace(path, cluster, unprofiled=unprofiled)
+        return cls._of(load(path, _cluster(cluster), unprofiled))
 
     @classmethod
     def from_trace(
@@ -216,9 +216,10 @@ class Step(_Step):
         `unprofiled` is the measured time of a step without the profiler in seconds; otherwise what
         `foretell profile` wrote into the trace counts, or an estimate.
         """
-        from foretell.survey.inputs import load
+        return cls._of(load(Path(trace), _cluster(cluster), unprofiled))
 
-        found = load(Path(trace), _cluster(cluster), unprofiled)
+    @classmethod
+    def _of(cls, found: Loaded) -> Self:
         step = found.step
         return cls(step.graph, step.cluster, step.baseline, found.name, found.notes, found.measured)
 
@@ -311,7 +312,6 @@ class Step(_Step):
         With `changes` they are shown beside the current step, else the best combination found.
         """
         from foretell.report import write
-        from foretell.survey.inputs import Loaded
         from foretell.survey.survey import survey
 
         loaded = [Loaded(self.name, self, self.measured)]

@@ -84,9 +84,9 @@ def _predicted(what: str, specs: tuple[str, ...], options: dict[str, Any]) -> di
 def _of_file(
     path: Path, specs: tuple[str, ...], machines: Any, real: float | None
 ) -> dict[str, Any]:
+    from foretell.advise import load
     from foretell.report.summary import split
     from foretell.simulate import simulate
-    from foretell.survey.inputs import load
     from foretell.survey.survey import outcome
     from foretell.whatif import applied, parse
 

@@ -45,9 +45,9 @@ def command(output: Path) -> None:
 
 
 def _replayed(trace: Path) -> Any:
+    from foretell.advise import load
     from foretell.report import words
     from foretell.simulate import simulate
-    from foretell.survey.inputs import load
     from foretell.trace import read
 
     say("1. a trace: one profiled step of ResNet-18 on an H200, replayed")

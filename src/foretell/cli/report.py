@@ -62,11 +62,12 @@ def _surveyed(
     advice: bool,
     tell: Any,
 ) -> Any:
+    from foretell.advise import Loaded
     from foretell.api.step import arguments_for_none
     from foretell.cli.script import load_step, script_args
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
-    from foretell.survey.inputs import Inputs, Loaded, drawings, is_script
+    from foretell.survey.inputs import Inputs, drawings, is_script
     from foretell.survey.planned import model_of
     from foretell.survey.survey import survey
 

@@ -14,13 +14,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from foretell.advise import Step
+from foretell.advise import Loaded, Step, load
 from foretell.cluster import Cluster
 from foretell.cost import price
 from foretell.errors import InputError
 from foretell.graph.graph import Graph
 from foretell.studio.child import call
-from foretell.survey.inputs import Loaded, load
 from foretell.survey.survey import changed, outcome
 
 MOST_STEPS, MOST_SCENARIOS = 32, 200

@@ -7,13 +7,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretell.advise import TRIED, Recommendations, Step, advise
+from foretell.advise import TRIED, Loaded, Recommendations, Step, advise
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.report import words
 from foretell.report.page import Content, Line, columns, numbers, packed
 from foretell.simulate import Timeline, simulate
-from foretell.survey.inputs import Loaded
 from foretell.survey.survey import survey
 
 if TYPE_CHECKING:

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretell.advise import Step
 from foretell.cluster import Cluster
-from foretell.cost.price import priced
 from foretell.errors import InputError
 from foretell.graph.file import is_graph_file
 from foretell.io import decode, is_there, open_file, read_json, read_lines
@@ -22,16 +20,6 @@ if TYPE_CHECKING:
 _HEAD = 4096
 _ENDINGS = (".py", ".graph", ".txt", ".json", ".jsonl", ".gz", ".toml", ".plan", ".zip", ".tar")
 _ANSWERS = (b'"makespan"', b'"step_s"', b'"predicted_s"', b'"ndevs"')
-
-
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """A step and, of a trace, its measured timeline."""
-
-    name: str
-    step: Step
-    measured: Timeline | None = None
-    notes: tuple[str, ...] = ()  # on how the trace was read
 
 
 @dataclass(frozen=True)
@@ -93,23 +81,6 @@ def _is_plan(path: Path) -> bool:
         return bool(path.stat().st_size < 2**20 and load(path))
     except InputError:
         return False
-
-
-def load(path: Path, cluster: Cluster | None = None, real: float | None = None) -> Loaded:
-    """The step in a graph or a trace; `real` is the time of an un-profiled step, for traces."""
-    if not path.is_dir() and is_graph_file(path):
-        from foretell.graph.file import load as load_graph
-
-        return Loaded(path.name, Step(priced(load_graph(path), cluster, path.name), cluster))
-    from foretell.baseline import unprofiled
-    from foretell.trace import read
-
-    trace = read(path)
-    if "measured" not in trace.graph.facts:  # dependencies without times
-        return Loaded(path.name, Step(priced(trace.graph, cluster, path.name), cluster))
-    found = unprofiled(trace, real)
-    measured = Timeline(trace.graph, trace.start, trace.end)
-    return Loaded(path.name, Step(found.graph, cluster, found), measured, tuple(trace.notes))
 
 
 def read_answer(path: Path) -> Any:

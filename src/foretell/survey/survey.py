@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from foretell.advise import TRIED, Recommendations, Step, advise, gain, peak, shown
+from foretell.advise import TRIED, Loaded, Recommendations, Step, advise, gain, peak, shown
 from foretell.baseline import steady_seconds
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
 from foretell.report import words
 from foretell.report.page import Content, Line
 from foretell.survey.diagnosis import diagnose
-from foretell.survey.inputs import Drawn, Loaded
+from foretell.survey.inputs import Drawn
 from foretell.survey.memory import tape_curves
 from foretell.survey.window import Window, measured, window
 from foretell.whatif import WhatIf, applied, parse, tried
