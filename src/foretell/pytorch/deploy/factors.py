@@ -116,8 +116,8 @@ class Factors:
         kept = {name: [rows_of(x) for x, _ in each] for name, each in self._kept.items()}
         counts = [sum(map(len, parts)) for parts in kept.values()]
         beside = [p in self._strays for p in self._own]
-        told = self._told([*counts, *beside, self._values is None or self._values.is_seen])
-        counted, used = told[: len(kept)], told[len(kept) : -1]
+        every = self._exchanged([*counts, *beside, self._values is None or self._values.is_seen])
+        counted, used = every[: len(kept)], every[len(kept) : -1]
         self._used_beside = [p for p, each in zip(self._own, used, strict=True) if any(each)]
         for (name, parts), rows in zip(kept.items(), counted, strict=True):
             if any(rows):
@@ -132,11 +132,11 @@ class Factors:
         if self._values is not None:
             self._values.remove()
             self._values = None
-            self.knows_rows = not any(told[-1]) and all(
+            self.knows_rows = not any(every[-1]) and all(
                 len({self._most(n, rank) for rank, n in enumerate(rows)}) == 1 for rows in counted
             )
 
-    def _told(self, mine: list[int]) -> list[list[int]]:
+    def _exchanged(self, mine: list[int]) -> list[list[int]]:
         """What the ranks say: of each thing, one number a rank."""
         device = next(iter(self._own)).device
         table = torch.zeros((len(mine), len(self.shares)), dtype=torch.int64, device=device)

@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -427,68 +426,62 @@ class Predictor:
 
 
 def _action(plan: Plan, tensors: int) -> float:
-    """Core seconds of one action of a pipeline beside its ops: the runtime, sends, receives.
-
-    Timed on stages that compute next to nothing.
-    """
-    from foretell.pytorch.deploy.apply import deploy  # which a prediction of others does not need
-
-    many, width = 4, 8
+    """Core seconds of one action of a pipeline beside its ops: the runtime, sends, receives."""
+    many = 4
     small = Plan(dp=dist.get_world_size() // plan.pp, pp=plan.pp, micro_batch=1)
-    units = min(max(tensors // 2, plan.pp), _TENSORS)
-    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(units)))
-    plain = copy.deepcopy(model)
-    made = deploy(
-        model, torch.optim.SGD(model.parameters()), small,
-        loss=nn.functional.mse_loss, device="cpu", samples=many,
-    )  # fmt: skip
-    x, took, less = torch.randn(many, width), [], []
-    for _ in range(_REPEATS):
-        start = time.thread_time()
-        made.step((x,), x)
-        middle = time.thread_time()
-        for one in x.split(1):
-            nn.functional.mse_loss(plain(one), one).backward()
-        took.append(middle - start)
-        less.append(time.thread_time() - middle)
-    return max(min(took) - min(less) / plan.pp, 0.0) / (2 * many)
+    ours, plain = _small_steps(small, min(max(tensors // 2, plan.pp), _TENSORS), many)
+    return max(ours - plain / plan.pp, 0.0) / (2 * many)
 
 
 def _around(tensors: int) -> float:
     """Core seconds that a step of ours takes beside its ops and messages: hooks, buckets, Python.
 
-    Timed on layers that compute next to nothing, few and many, in turn with a plain loop.
+    From few layers and many: some of it is for each tensor.
     """
     few, many = 1, min(max(tensors // 2, 2), _TENSORS)
-    small, large = (_beside_ops(units) for units in (few, many))
-    return max(small + (large - small) / (many - few) * (tensors / 2 - few), 0.0)
+    plan, found = Plan(dp=dist.get_world_size()), list[float]()
+    for units in (few, many):
+        ours, plain = _small_steps(plan, units, 1, in_buckets=True)
+        found.append(ours - plain)
+    message, sent = torch.zeros(8), list[float]()
+    for _ in range(2 * _REPEATS):
+        start = time.thread_time()
+        for _ in range(2):  # a bucket, and which parameters were used: priced as messages
+            dist.all_reduce(message)
+        sent.append(time.thread_time() - start)
+    more = (found[1] - found[0]) / (many - few) * (tensors / 2 - few)
+    return float(max(found[0] + more - statistics.median(sent), 0.0))
 
 
-def _beside_ops(units: int) -> float:
-    """The same of so many layers, each with two tensors."""
+def _small_steps(
+    plan: Plan, units: int, samples: int, *, in_buckets: bool = False
+) -> tuple[float, float]:
+    """Core seconds of a step of layers that compute next to nothing: ours, and of a plain loop.
+
+    `in_buckets`: its gradients are put into memory that they leave from, too.
+    """
     from foretell.pytorch.deploy.apply import deploy  # which a prediction of others does not need
 
     width = 8
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(units)))
     plain = copy.deepcopy(model)
-    put_in_buckets(plain)
+    if in_buckets:
+        put_in_buckets(plain)
     ours, theirs = (torch.optim.SGD(m.parameters()) for m in (model, plain))
-    made = deploy(model, ours, Plan(dp=dist.get_world_size()), device="cpu", samples=1)
-    x, message, took = torch.randn(1, width), torch.zeros(width), list[tuple[float, ...]]()
+    loss = nn.functional.mse_loss
+    made = deploy(model, ours, plan, loss=loss, device="cpu", samples=samples)
+    x, took = torch.randn(samples, width), list[tuple[float, float]]()
     for _ in range(2 * _REPEATS):
-        marks = [time.thread_time()]
+        start = time.thread_time()
         made.step((x,), x)
-        marks.append(time.thread_time())
+        middle = time.thread_time()
         theirs.zero_grad()
-        made.loss(plain(x), x).backward()
+        for one in x.split(plan.micro_batch or samples):
+            loss(plain(one), one).backward()
         theirs.step()
-        marks.append(time.thread_time())
-        for _ in range(2):  # a bucket, and which parameters were used
-            dist.all_reduce(message)
-        marks.append(time.thread_time())
-        took.append(tuple(b - a for a, b in pairwise(marks)))
-    step, loop, sent = (statistics.median(row) for row in zip(*took, strict=True))
-    return float(step - loop - sent)
+        took.append((middle - start, time.thread_time() - middle))
+    first, second = zip(*took, strict=True)
+    return statistics.median(first), statistics.median(second)
 
 
 def _together(mine: list[float | None]) -> list[float | None]:
