@@ -16,7 +16,7 @@ from foretell.search.kit import best_plan, in_order, priced, renamed
 from foretell.search.oracle.planner import Oracle
 from foretell.search.partition import Partitioner, kinds, meshes, pipelines, rows_of
 from foretell.search.placement.planner import PlacementPlanner
-from foretell.search.refine import BEYOND, Evaluator, descend, neighbours, race
+from foretell.search.refine import BEYOND, Evaluator, _on_from, descend, neighbours, race
 from foretell.workload import load as load_workload
 
 GPT = load_workload("gpt:layers=8,hidden=1024,heads=16")
@@ -340,3 +340,10 @@ def test_a_placement_without_a_micro_batch_is_changed_too(tmp_path: Path) -> Non
     shares = (10,) * 4 + (3,) * 8
     start = on.of([Plan(dp=12, global_batch=64, shares=shares, framework="ddp")])
     assert descend(start[0], on, lambda step: None).step <= start[0].step
+
+
+def test_a_cut_that_paid_is_moved_on_first() -> None:
+    before, after = (Plan(pp=3, micro_batch=1, layers=cut) for cut in ((5, 5, 6), (4, 6, 6)))
+    assert [p.layers for p in _on_from(before, after)] == [(3, 7, 6), (2, 8, 6)]
+    assert not list(_on_from(before, after.but(schedule="gpipe")))
+    assert not list(_on_from(before.but(layers=(2, 8, 6)), after.but(layers=(1, 9, 6))))

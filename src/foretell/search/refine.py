@@ -319,19 +319,31 @@ class Descent:
 
     best: Found
     moves: list[Plan] | None = None  # worked out when they are first needed
+    further: list[Plan] = field(default_factory=list)  # the last move once more, tried first
     turns: int = 0
 
     def go_on(self, on: Evaluator, least: float) -> bool:
         """Predict a few more moves and take the best if it pays; False where none is left."""
         self.turns += 1
         if self.moves is None:
-            self.moves = on.moves(self.best.plan, BEYOND * least)
+            self.moves = self.further + on.moves(self.best.plan, BEYOND * least)
         found = on.of(self.moves[:BATCHED])
         del self.moves[:BATCHED]
         lower = min(found, key=Found.key, default=self.best)
         if lower.cost < self.best.cost * (1 - SAME):
+            self.further = list(_on_from(self.best.plan, lower.plan))
             self.best, self.moves = lower, None
         return self.moves is None or bool(self.moves)
+
+
+def _on_from(before: Plan, after: Plan) -> Iterator[Plan]:
+    """A change of the blocks of stages once and twice more, where it was the only change."""
+    if before.layers and after.layers and before.but(layers=after.layers) == after:
+        moved = [b - a for a, b in zip(before.layers, after.layers, strict=True)]
+        for times in (1, 2):
+            cut = tuple(n + times * d for n, d in zip(after.layers, moved, strict=True))
+            if min(cut) > 0:
+                yield after.but(layers=cut)
 
 
 def descend(start: Found, on: Evaluator, tell: Callable[[float], None]) -> Found:
