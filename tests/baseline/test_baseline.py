@@ -70,7 +70,7 @@ def test_a_gpu_bound_step_says_nothing_of_the_host():
     assert found.factor == USUAL
     assert found.seconds == 490e-6
     assert found.predicted(found.graph) == pytest.approx(490e-6)
-    assert "GPU-bound" in found.note
+    assert "hide the profiler" in found.note
 
 
 def test_what_is_missed_of_a_step_is_time_in_which_the_device_waits():

@@ -176,7 +176,7 @@ def test_gradients_of_unknown_size():
 def test_no_backward():
     make = Builder()
     make.task(kind="kernel", phase="forward", seconds=1.0)
-    with pytest.raises(DoesNotApply, match="no backward"):
+    with pytest.raises(DoesNotApply, match="no recognizable backward"):
         gradients(make.graph())
 
 

@@ -479,7 +479,7 @@ def ranked(cluster: Cluster, options: Options, text: str) -> Cluster:
         return cluster
     if gpus > cluster.size:
         hint = f"it has {cluster.size} devices on {cluster.num_nodes} nodes"
-        raise InputError(f"`{text}` asks for {gpus} gpus, more than there are", hint=hint)
+        raise InputError(f"`{text}` requests {gpus} gpus, more than there are", hint=hint)
     many = options.nodes or cluster.num_nodes
     each, left = divmod(gpus, many)
     if options.nodes is None and (left or cluster.size < RACK * many):

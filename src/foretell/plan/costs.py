@@ -47,7 +47,7 @@ class Costs:
     plans: Layouts
     layers: list[LayerCost]
     holdings: list[LayerMemory]
-    bend: Array
+    overlap_exponent: Array
     turn: Array
     again: Array  # what is run again of a block: 0 nothing, 1 attention, 2 all of it
     share: Array  # the part of a stage's blocks that is run again
@@ -62,7 +62,7 @@ class Costs:
             self.plans.take(rows),
             [cost.take(rows) for cost in self.layers],
             [_taken(held, rows) for held in self.holdings],
-            self.bend[rows],
+            self.overlap_exponent[rows],
             self.turn[rows],
             self.again[rows],
             self.share[rows],
@@ -104,17 +104,19 @@ def costs(
     cells, which = table.cells()
     layers = [cost.take(which) for cost in layer_costs(workload, cluster, cells, device)]
     held = [_taken(h, which) for h in holdings(workload, cells)]
-    bend = np.array([r.profile.exponent for r in table.runs])
+    overlap_exponent = np.array([r.profile.exponent for r in table.runs])
     timed = [d.timed is not None for d in ([device] if device else cluster.devices)]
     if all(timed):  # cores that compute are those that send
-        bend = np.ones(len(bend))
+        overlap_exponent = np.ones(len(overlap_exponent))
     turn = np.array([r.profile.microbatch for r in table.runs]) * cluster.calibration.host
     again = np.array([_again(p) for p in plans])
     share, apart = _rerun_share(plans, workload), _weight_seconds(table, workload, cluster)
     pace, added = _added_seconds(held, cluster, device), np.array([_added(p) for p in plans])
     fetched = np.array([_fetched(p) for p in plans])
     fetched[fetched > 0] *= cluster.calibration.host
-    return Costs(table, layers, held, bend, turn, again, share, apart, pace, added, fetched)
+    return Costs(
+        table, layers, held, overlap_exponent, turn, again, share, apart, pace, added, fetched
+    )
 
 
 def _added_seconds(
@@ -255,9 +257,9 @@ def stage(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> Stage
     trained = trained_tensors(workload)
     for at, many in enumerate(times):
         for way, part in enumerate(layer_parts(c, at, workload)):
-            ways[way] += many * part.seconds(c.bend)
+            ways[way] += many * part.seconds(c.overlap_exponent)
             kernels += many * part.kernels
-            talk += many * part.shown(c.bend)
+            talk += many * part.shown(c.overlap_exponent)
             issued += many * part.host
         tensors += many * trained[at]
     late = _gathered(c, times, workload, cluster)
@@ -340,7 +342,7 @@ def copied_seconds(c: Costs, at: int, workload: Workload, cluster: Cluster) -> t
 def layer_seconds(c: Costs, at: int, workload: Workload) -> tuple[Array, Array]:
     """Forward and backward of one layer, once."""
     forward, backward = layer_parts(c, at, workload)
-    return forward.seconds(c.bend), backward.seconds(c.bend)
+    return forward.seconds(c.overlap_exponent), backward.seconds(c.overlap_exponent)
 
 
 def sharded_seconds(
@@ -359,7 +361,10 @@ def sharded_seconds(
     copied = _shard_copies(c, at, cluster)
     alone = (alone[0] + taken * talk[0] + copied[0], alone[1] + taken * talk[1] + copied[1])
     ahead, back = (
-        portable.power(portable.power(one, c.bend) + portable.power(other, c.bend), 1 / c.bend)
+        portable.power(
+            portable.power(one, c.overlap_exponent) + portable.power(other, c.overlap_exponent),
+            1 / c.overlap_exponent,
+        )
         for one, other in zip(alone, talk, strict=True)
     )
     return ahead, back

@@ -86,7 +86,7 @@ def made(c: Costs, times: Array, workload: Workload) -> Iterator[GradientReady]:
     """What each layer of a stage takes backward and makes; the loss first."""
     own, parts = own_weights(c, times, workload), _parts(workload)
     for at in reversed(range(len(times))):
-        seconds = layer_parts(c, at, workload)[1].seconds(c.bend) * times[at]
+        seconds = layer_parts(c, at, workload)[1].seconds(c.overlap_exponent) * times[at]
         seconds = seconds + (c.turn * (times[at] > 0) if at == len(times) - 1 else 0.0)
         yield GradientReady(times[at] * parts[at], seconds, own[at] * times[at])
 
@@ -333,16 +333,16 @@ def updating(c: Costs, s: Stage, cluster: Cluster) -> Array:
     size = moved * (s.weights / sharing + s.experts / apart)
     n = np.maximum(size / moved, 1.0)
     found = update_seconds(
-        slow_devices(cluster), cluster.calibration, c.plans.runs, c.bend, n=n, size=size,
-        tensors=s.tensors, ahead=s.ahead,
+        slow_devices(cluster), cluster.calibration, c.plans.runs, c.overlap_exponent, n=n,
+        size=size, tensors=s.tensors, ahead=s.ahead,
     )  # fmt: skip
     away = np.array([p.offload for p in c.plans.plans])
     return np.where(away, _on_host(n, cluster), found) if away.any() else found
 
 
 def update_seconds(
-    devices: Sequence[Device], learned: Calibration, runs: Sequence[Running], bend: Array, *,
-    n: Array, size: Array, tensors: Array, ahead: Array,
+    devices: Sequence[Device], learned: Calibration, runs: Sequence[Running],
+    overlap_exponent: Array, *, n: Array, size: Array, tensors: Array, ahead: Array,
 ) -> Array:  # fmt: skip
     """Seconds of the optimizer on `n` numbers, `size` bytes in so many tensors; an entry a plan.
 
@@ -360,11 +360,11 @@ def update_seconds(
     with np.errstate(invalid="ignore"):  # a calibration beyond all numbers: refused by its caller
         left = np.maximum(np.array(hosts) * learned.host - np.where(waits, 0.0, ahead), 0.0)
     left = np.nan_to_num(left, posinf=np.inf)
-    both = portable.power(found, bend) + portable.power(left, bend)
-    return np.where(left > 0, portable.power(both, 1 / bend), found)
+    both = portable.power(found, overlap_exponent) + portable.power(left, overlap_exponent)
+    return np.where(left > 0, portable.power(both, 1 / overlap_exponent), found)
 
 
-def bend_on(device: Device, run: Running) -> float:
+def overlap_on(device: Device, run: Running) -> float:
     """How host and device take turns there: cores that compute are those that send."""
     return 1.0 if device.timed is not None else run.profile.exponent
 
@@ -377,7 +377,7 @@ def rank_update(
     if not elements:
         return 0.0
     found = update_seconds(
-        [device], learned, [run], np.array([bend_on(device, run)]),
+        [device], learned, [run], np.array([overlap_on(device, run)]),
         n=np.array([max(elements, 1.0)]), size=np.array([run.update * elements]),
         tensors=np.array([tensors]), ahead=np.array([max(ahead, 0.0)]),
     )  # fmt: skip

@@ -171,23 +171,29 @@ class Part:
         for to, of in zip(_values(self), _values(values), strict=True):
             to[rows] = of
 
-    def seconds(self, bend: Array | float) -> Array:
+    def seconds(self, overlap_exponent: Array | float) -> Array:
         """How long it takes when host, device and network take turns in bounding it."""
         device = self.kernels + self.talk
-        every = portable.power(self.host, bend) + portable.power(device, bend)
+        every = portable.power(self.host, overlap_exponent) + portable.power(
+            device, overlap_exponent
+        )
         if self.beside.any():
-            every = every + portable.power(self.beside, bend)
-        return portable.power(every, 1 / bend) + self.skew
+            every = every + portable.power(self.beside, overlap_exponent)
+        return portable.power(every, 1 / overlap_exponent) + self.skew
 
-    def shown(self, bend: Array | float) -> Array:
+    def shown(self, overlap_exponent: Array | float) -> Array:
         """Exchanges that a step waits for: those in its way, and what is left of those beside."""
         alone = replace(self, beside=np.zeros_like(self.beside))
-        left = self.seconds(bend) - alone.seconds(bend) if self.beside.any() else 0.0
+        left = (
+            self.seconds(overlap_exponent) - alone.seconds(overlap_exponent)
+            if self.beside.any()
+            else 0.0
+        )
         return self.talk + self.skew + left
 
-    def lead(self, bend: Array | float) -> Array:
+    def lead(self, overlap_exponent: Array | float) -> Array:
         """By which the device has more to do than the host to issue."""
-        return self.kernels + self.shown(bend) - self.host
+        return self.kernels + self.shown(overlap_exponent) - self.host
 
 
 def _values(part: Part) -> tuple[Array, ...]:

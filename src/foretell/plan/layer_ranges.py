@@ -47,7 +47,7 @@ from foretell.plan.check import (
     units,
 )
 from foretell.plan.costs import trained_tensors, unpriced
-from foretell.plan.estimate import bend_on, rank_update
+from foretell.plan.estimate import overlap_on, rank_update
 from foretell.plan.framework import Running, running
 from foretell.plan.layer_cost import holdings, layer_costs
 from foretell.plan.layouts import layouts
@@ -129,12 +129,12 @@ def unit_seconds(
     workload: Workload, cluster: Cluster, device: Device, plain: Plan, sizes: Array, **degrees: int
 ) -> UnitSeconds:
     """Every unit at some numbers of samples on one kind of device: units × sizes."""
-    run, bend = running(plain), bend_on(device, running(plain))
+    run, overlap_exponent = running(plain), overlap_on(device, running(plain))
     table = layouts([plain.but(micro_batch=int(b), global_batch=int(b), **degrees) for b in sizes])
     costs = layer_costs(workload, cluster, table, device)
     parts = [(c.forward, c.backward) for c in costs]
-    ahead, back = ([pair[way].seconds(bend) for pair in parts] for way in (0, 1))
-    lead = [sum(part.lead(bend) for part in pair) for pair in parts]
+    ahead, back = ([pair[way].seconds(overlap_exponent) for pair in parts] for way in (0, 1))
+    lead = [sum(part.lead(overlap_exponent) for part in pair) for pair in parts]
     back[-1] = back[-1] + run.profile.microbatch * cluster.calibration.host  # beside the loss
     each = [unit.layer for unit in units(workload)]
     return UnitSeconds(*(np.array([rows[i] for i in each]) for rows in (ahead, back, lead)))
@@ -294,7 +294,7 @@ class LayerRange:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """Who runs it, in the order of their samples."""
+        """Ranks that run it, in the order of their samples."""
         return tuple(self.samples)
 
     @property
@@ -605,7 +605,7 @@ def edges(shares: Sequence[int]) -> list[int]:
     return [0, *accumulate(shares)]
 
 
-def reslice(held: Mapping[int, int], wanted: Mapping[int, int]) -> list[Move]:
+def redistribute(held: Mapping[int, int], wanted: Mapping[int, int]) -> list[Move]:
     """Moves that turn one split into another; both map ranks to samples, in order."""
     (before, behind), moves = (edges([*d.values()]) for d in (held, wanted)), []
     if before[-1] != behind[-1]:
@@ -637,7 +637,7 @@ def handed(
     From ranks that hold everything each other rank gets an equal part of all of them.
     """
     if not from_all:
-        return gather(dict(held), list(wanted)) if to_all else reslice(held, wanted)
+        return gather(dict(held), list(wanted)) if to_all else redistribute(held, wanted)
     whole, bounds = next(iter(held.values())), edges([*wanted.values()])
     found = []
     for i, target in enumerate(wanted):

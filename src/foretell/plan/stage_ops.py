@@ -237,7 +237,9 @@ class Priced(ResolvedStep):
     def layer_prices(self) -> tuple[list[tuple[LayerCost, float]], float]:
         """Every layer of every stage, how often it runs there, and how host and device overlap."""
         pairs = [zip(one.costs.layers, one.layers, strict=True) for one in self.stages]
-        return [pair for some in pairs for pair in some], float(self.stages[0].costs.bend[0])
+        return [pair for some in pairs for pair in some], float(
+            self.stages[0].costs.overlap_exponent[0]
+        )
 
     def comm_share(self, rank: int) -> float:
         """What of a stage's tasks is communication inside them, by its share in the price."""
@@ -459,7 +461,7 @@ def _whole(
     """All layers of a chunk as one piece: nothing in between has a choice."""
     back = min(way, BACKWARD)
     parts = [(at, layer_parts(c, at, workload)[back], n) for at, n in enumerate(many) if n]
-    seconds = [n * float(part.seconds(c.bend)[0]) for _, part, n in parts]
+    seconds = [n * float(part.seconds(c.overlap_exponent)[0]) for _, part, n in parts]
     pairs = zip(seconds, parts, strict=True)
     share = sum(min(n * alone[at], took) for took, (at, _, n) in pairs) if alone else 0.0
     total = sum(seconds)
@@ -489,7 +491,7 @@ def _layer(
     layer, plan, backward = workload.layers[at], c.plans.plans[0], min(way, BACKWARD)
     part = layer_parts(c, at, workload)[backward].times(share)
     talk = float((part.talk + part.skew)[0])
-    seconds = float(part.seconds(c.bend)[0]) - talk
+    seconds = float(part.seconds(c.overlap_exponent)[0]) - talk
     if is_copied(plan):
         seconds += share * float(copied_seconds(c, at, workload, cluster)[backward][0])
     flops, apart = float(part.flops[0]), min(share * alone[at], seconds) if alone else 0.0

@@ -161,7 +161,7 @@ def copies(found: Sequence[StagePlacement], workload: Workload) -> int:
 
 
 def edges(found: Sequence[StagePlacement], workload: Workload) -> list[Edge]:
-    """Who reads what from whom, in forward."""
+    """Stage pairs with a message between them, of the forward pass."""
     holder = _holders(found, workload)
     links: dict[tuple[int, int], list[int]] = {}
     for (copy, layer, turn), stage in holder.items():
@@ -334,12 +334,12 @@ def _rates(prices: Prices, ranks: tuple[int, ...]) -> Rates:
     c = _costs(prices, workload, ranks)
     held = [_alone(c, workload, at) for at in range(len(workload.layers))]
     parts = [layer_parts(c, at, workload) for at in range(len(workload.layers))]
-    both = _column([back.seconds(c.bend) for _, back in parts])
+    both = _column([back.seconds(c.overlap_exponent) for _, back in parts])
     both[-1] += float(c.turn[0])  # what the host does beside the loss
     alone = _costs(prices, weight_gradients(workload), ranks)
     weights = np.minimum(_column([cost.backward.kernels for cost in alone.layers]), both)
     return Rates(
-        forward=_column([ahead.seconds(c.bend) for ahead, _ in parts]),
+        forward=_column([ahead.seconds(c.overlap_exponent) for ahead, _ in parts]),
         inputs=both - weights,
         weights=weights,
         kept=_column([h.kept for h in c.holdings]),
@@ -349,7 +349,7 @@ def _rates(prices: Prices, ranks: tuple[int, ...]) -> Rates:
         parameters=_column([m.parameters for m in held]),
         trained=_column([m.gradients + m.optimizers for m in held]),
         tensors=np.array([float(n) for n in trained_tensors(workload)]),
-        lead=_column([a.lead(c.bend) + b.lead(c.bend) for a, b in parts]),
+        lead=_column([a.lead(c.overlap_exponent) + b.lead(c.overlap_exponent) for a, b in parts]),
         is_block=np.array([float(layer.is_block) for layer in workload.layers]),
     )
 
@@ -569,7 +569,7 @@ class PlacedStep(ResolvedStep):
 
     @cached_property
     def links(self) -> list[Edge]:
-        """Who reads what from whom."""
+        """Messages between stages."""
         return edges(self.found, self.workload)
 
     @cached_property

@@ -93,11 +93,13 @@ def _attention_share(workload: Workload) -> float:
     return 2 * some / max(whole + some, 1.0)
 
 
-def host_share(layers: Sequence[tuple[LayerCost, float]], bend: float) -> float:
+def host_share(layers: Sequence[tuple[LayerCost, float]], overlap_exponent: float) -> float:
     """How much of a step moves with host time: host^p of host^p + device^p, over all layers."""
     host = device = 0.0
     for layer, times in layers:
         for part in (layer.forward, layer.backward):
             host += times * float(part.host[0])
             device += times * float(part.kernels[0] + part.talk[0])
-    return float(host**bend / max(host**bend + device**bend, 1e-300))
+    return float(
+        host**overlap_exponent / max(host**overlap_exponent + device**overlap_exponent, 1e-300)
+    )

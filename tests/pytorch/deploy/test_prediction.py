@@ -170,7 +170,7 @@ def test_what_a_run_says_of_its_prediction():
     told = {"low_s": 1e-3, "high_s": 3e-3, "load": 1.0, "load_during": 2.5}
     found = {"prediction": told, "predicted_s": 2e-3, "step_s": 4e-3, "error": -0.5}
     lines = _predicted(found)
-    assert "80 % interval 1 ms to 3 ms: outside" in lines[0]
+    assert "80 % interval 1 to 3 ms: outside" in lines[0]
     assert "busy" in lines[1]
     assert "idle" in _load(told | {"load_during": 1.0})
     assert _predicted(found | {"prediction": {"why": "no"}}) == ["predicted  no: no"]

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.plan.layer_ranges import Move, gather, reslice
+from foretell.plan.layer_ranges import Move, gather, redistribute
 
 
 def test_moves_of_equal_dealings_stay_at_home():
-    assert all(m.source == m.target for m in reslice({0: 3, 1: 5}, {0: 3, 1: 5}))
+    assert all(m.source == m.target for m in redistribute({0: 3, 1: 5}, {0: 3, 1: 5}))
 
 
 shares = st.lists(st.integers(1, 5), min_size=1, max_size=5)
@@ -45,17 +45,17 @@ def rank_parts(x, held):
 
 @given(dealings(), st.integers(0, 2**16))
 def test_a_step_on_two_sets_of_ranks_gives_the_gradients_of_one(both, seed):
-    """Two layers on sets of their own, samples resliced between: forward, backward, sums."""
+    """Two layers on sets of their own, samples redistributed between: forward, backward, sums."""
     one, other = both
     draw = np.random.default_rng(seed)
     batch = sum(one.values())
     x = draw.normal(size=(batch, 3))
     w1, w2 = draw.normal(size=(3, 4)), draw.normal(size=(4, 2))
     hidden = {r: np.maximum(part @ w1, 0) for r, part in rank_parts(x, one).items()}
-    there = moved(hidden, reslice(one, other), one)
+    there = moved(hidden, redistribute(one, other), one)
     errors = {r: (part @ w2) / batch for r, part in there.items()}
     dw2 = sum(there[r].T @ errors[r] for r in other)  # partial sums are added up
-    back = moved({r: e @ w2.T for r, e in errors.items()}, reslice(other, one), other)
+    back = moved({r: e @ w2.T for r, e in errors.items()}, redistribute(other, one), other)
     inputs = rank_parts(x, one)
     dw1 = sum(inputs[r].T @ (back[r] * (hidden[r] > 0)) for r in one)
     whole = np.maximum(x @ w1, 0)
@@ -78,5 +78,5 @@ def test_factors_gathered_give_the_gradient_everywhere(both, seed):
 
 def test_dealings_have_to_agree():
     with pytest.raises(ValueError, match="3 samples are held, 4"):
-        reslice({0: 3}, {1: 4})
+        redistribute({0: 3}, {1: 4})
     assert gather({0: 1, 1: 0}, [2]) == [Move(0, 2, 0, 1)]

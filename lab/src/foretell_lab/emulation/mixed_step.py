@@ -15,7 +15,7 @@ from typing import Any
 from foretell.graph import Builder, Graph
 from foretell.plan import Plan
 from foretell.plan.check import agreed
-from foretell.plan.layer_ranges import Action, orders, reslice
+from foretell.plan.layer_ranges import Action, orders, redistribute
 from foretell.pytorch.deploy.layout import Layout, by_size
 from foretell_lab.emulation.mixed_parts import Piece, RankSpeed, parts
 from foretell_lab.emulation.pieces import Pieces, pieces
@@ -89,7 +89,7 @@ class _Step:
 
     def _moves(self, run: int, m: int) -> list[Any]:
         before, behind = self.parts[run].samples[m], self.parts[run + 1].samples[m]
-        return reslice(before, behind)
+        return redistribute(before, behind)
 
     def _reads(self, rank: int, act: Action) -> list[tuple[str, int, int, int, int]]:
         """The messages that an action waits for."""

@@ -197,7 +197,7 @@ class _ValuesRead(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tags = torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output
-        is_index = op is torch.ops.aten.index.Tensor  # by numbers, or by truth values
+        is_index = op is torch.ops.aten.index.Tensor  # by index, or by a boolean mask
         by_truth = is_index and any(
             i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]
         )

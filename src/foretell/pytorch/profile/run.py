@@ -8,7 +8,7 @@ put on the stream at the end of every step and read when all are done; without o
 is read. Either way the time of a step is that from its predecessor's end.
 
 A script that describes a training step: functions that make a model and a batch. With functions
-`model` and `batch` at its top level, a script is a description, in the words of
+`model` and `batch` at its top level, a script is a description as defined in
 `foretell.pytorch.script`. Otherwise it is run as it is and its steps are watched (→
 `foretell.pytorch.intake`).
 """

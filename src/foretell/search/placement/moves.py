@@ -1,7 +1,7 @@
 """What goes over links: samples wanted elsewhere, collectives, and parameter servers. Compiled.
 
 `moved` says which share of the batch goes from cell to cell when one set hands over to another:
-what `reslice` says of single ranks.
+what `redistribute` says of single ranks.
 
 Tasks written down on a page of plain arrays, and simulated by the rule of the simulator.
 
@@ -328,7 +328,7 @@ def moved(t: Tables, one: int, of: Any, is_split: Any, other: int, to: Any, out:
     elif is_split[1]:
         gathered(t, one, of, other, out)
     else:
-        resliced(t, one, of, other, to, out)
+        redistributed(t, one, of, other, to, out)
 
 
 @compiled
@@ -367,7 +367,7 @@ def gathered(t: Tables, one: int, of: Any, other: int, out: Any) -> None:
 
 
 @compiled
-def resliced(t: Tables, one: int, of: Any, other: int, to: Any, out: Any) -> None:
+def redistributed(t: Tables, one: int, of: Any, other: int, to: Any, out: Any) -> None:
     """Where stretches of samples overlap; ranks lie in the order of cells for every set."""
     cells = len(t.kind)
     held, whole = total(t, one, of), total(t, other, to)

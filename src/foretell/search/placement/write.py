@@ -266,7 +266,13 @@ def issued(t: Tables, d: Draft, micros: int, seconds: Any) -> None:
                     lead[c] += t.lead[k, g + 1, b] - t.lead[k, g, b]
     served = most(t, each)
     for c in range(cells):
-        start, one, bend = t.host[t.kind[c], 0], t.host[t.kind[c], 1], t.host[t.kind[c], 2]
+        start, one, overlap_exponent = (
+            t.host[t.kind[c], 0],
+            t.host[t.kind[c], 1],
+            t.host[t.kind[c], 2],
+        )
         behind = start + one * (tensors[c] + served[c]) - max(lead[c], 0.0)
         if tensors[c] + served[c] > 0 and start > 0 and behind > 0:
-            seconds[c] = (seconds[c] ** bend + behind**bend) ** (1 / bend)
+            seconds[c] = (seconds[c] ** overlap_exponent + behind**overlap_exponent) ** (
+                1 / overlap_exponent
+            )
