@@ -268,6 +268,7 @@ class _Spans(NamedTuple):
     first: Ids
     last: Ids
     made: list[Ids]  # of each stage: kernels of its last action, whose gradients can go
+    done: Ids  # of each stage: the last task of that action, which may reduce sharded gradients
 
 
 def lowered(step: ResolvedStep, detail: str = "stage") -> Graph:
@@ -351,7 +352,8 @@ def _spans(program: Program, begin: Ids, sizes: Ids, kernel: Any) -> _Spans:
     first, last = np.full((2, *shape), NONE)
     first[where], last[where] = begin + lead[chain], begin + sizes - 1
     final = [np.arange(begin[k], begin[k] + sizes[k]) for k in np.cumsum(counts) - 1]
-    return _Spans(first, last, [ids[kernel[ids]] for ids in final])
+    done = np.array([ids[-1] for ids in final])
+    return _Spans(first, last, [ids[kernel[ids]] for ids in final], done)
 
 
 def _rows(at: Ids, many: Ids) -> tuple[Ids, Ids]:
@@ -409,6 +411,8 @@ def _write_end(draft: _Draft, program: Program, spans: _Spans) -> None:
         for stage in one.stages:
             made = spans.made[stage][list(one.parts)] if one.parts else spans.last[BACKWARD, stage]
             draft.wait(ids if one.parts else ids[0], made)
+            if one.kind == "kernel":  # the optimizer reads gradients that are reduced by then
+                draft.wait(ids[0], spans.done[stage])
         if one.behind:
             draft.wait(ids[0], [done[k] for k in one.behind])
         for table, others in ((draft.held, one.lanes[1:]), (draft.used, one.links)):

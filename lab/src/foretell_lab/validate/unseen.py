@@ -407,8 +407,7 @@ def _text(values: dict[str, Any]) -> str:
         for name, v in values.items()
         if "rows" in v
     ]  # fmt: skip
-    heads = ("unseen source", "rows>", "asked blind>", "median>", "bias>", "90 %>", "in interval>",
-             "memory>")  # fmt: skip
+    heads = ("source", "rows>", "blind>", "median>", "bias>", "p90>", "inside>", "memory>")
     lines = [text_table(heads, rows)]
     for name, v in values.items():
         if "error" in v:
