@@ -379,3 +379,12 @@ def test_what_ifs_of_a_plan_are_made():
 def test_chunks_need_their_turns(text, match):
     with pytest.raises(InputError, match=match):
         estimate([Plan.parse(text)], MODEL, NODE)
+
+
+@pytest.mark.parametrize("text", ["dp=8,zero=3", "dp=8,zero=3,shard=4", "dp=4,tp=2,zero=3"])
+def test_the_optimizer_waits_for_the_last_reduce_scatter(text):
+    graph = lower(Plan.parse(f"{text},micro_batch=2,global_batch=32"), MODEL, NODE)
+    line = simulate(graph)
+    ops = np.array([graph.names[int(k)] for k in graph.op])
+    assert (ops == "reduce_scatter").any()
+    assert line.start[ops == "optimizer"].min() >= line.end[ops == "reduce_scatter"].max()

@@ -643,7 +643,8 @@ def _add_end(out: Program, found: Priced, lanes: Sequence[_StageLanes]) -> None:
     """Reduce, update and hand back, on every stage."""
     done = [_add_reduction(out, one, lanes[one.index].between) for one in found.stages]
     behind = tuple(k for k in done if k >= 0)
-    ready = tuple(s for s, k in enumerate(done) if k < 0)  # stages with nothing to reduce
+    # Stages with nothing to reduce at the end, or that reduce their shards layer by layer.
+    ready = tuple(s for s, k in enumerate(done) if k < 0 or found.stages[s].plan.zero == 3)
     behind += _add_tied(out, found, lanes, done)
     for one in found.stages:
         mine, columns, at = lanes[one.index], one.columns, one.column
