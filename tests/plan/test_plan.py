@@ -166,3 +166,12 @@ def test_a_file_may_be_read_with_fields_changed(tmp_path):
         read(f"{path}:dq=24")
     with pytest.raises(InputError, match="cannot read"):
         read(f"{tmp_path / 'none.plan'}:dp=2")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_so"), [("pp=2,zero=2,shard=2", True), ("dp=4,zero=3,shard=2", False)]
+)
+def test_a_sharding_group_that_does_not_divide_the_replicas_is_not_run(text, is_so):
+    from foretell.plan.unsupported import unsupported
+
+    assert ("shard=2 does not divide dp=1" in unsupported(Plan.parse(text))) is is_so

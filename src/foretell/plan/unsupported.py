@@ -62,6 +62,9 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
         ),
         f"zero=3 beside pp={plan.pp} with a backward in two (I and W): parameters are dropped "
         "between them, zero=2 keeps them": plan.zero == 3 and plan.pp > 1 and is_split(plan),
+        f"shard={plan.shard} does not divide dp={plan.dp}": (
+            plan.zero >= 2 and plan.dp % plan.sharing > 0
+        ),
         f"shard={plan.shard} beside cp={plan.cp}": (
             plan.zero >= 2 and plan.cp > 1 and plan.sharing != plan.dp
         ),

@@ -205,12 +205,6 @@ class Groups(RowStages):
 
     def _split(self, q: int) -> None:
         """Keep this rank's part of each layer of a run."""
-        if any(id(p) in self.tied for p in self.modules[q].parameters()):
-            run = self.runs[q]
-            raise InputError(
-                f"`{run.first}` to `{run.last}` is split and shares a parameter with another run",
-                hint="let layers with tied weights be in one run",
-            )
         split_all(self.modules[q], self._groups[frozenset(self.runs[q].ranks)].split)
 
     def _negotiate(self) -> None:
@@ -370,7 +364,10 @@ def rows_of(module: Any) -> tuple[dict[str, float], list[Any]]:
 
 
 def tied(pieces: Sequence[Any], runs: Sequence[Run]) -> dict[int, list[int]]:
-    """Parameters that several runs hold: the runs of each, by the id of the parameter."""
+    """Parameters that several runs hold: the runs of each, by the id of the parameter.
+
+    All ranks ask, those without a run too, so that they refuse together.
+    """
     held: dict[int, list[int]] = {}
     for q, piece in enumerate(pieces):
         for parameter in piece.parameters():
@@ -382,6 +379,11 @@ def tied(pieces: Sequence[Any], runs: Sequence[Run]) -> dict[int, list[int]]:
             raise InputError(
                 f"the runs of {names} share a parameter and have other ranks each",
                 hint="put layers with tied weights on the same ranks",
+            )
+        for run in (runs[q] for q in where if runs[q].way == "split"):
+            raise InputError(
+                f"`{run.first}` to `{run.last}` is split and shares a parameter with another run",
+                hint="let layers with tied weights be in one run",
             )
     return found
 
