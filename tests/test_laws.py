@@ -15,6 +15,8 @@ from foretell.errors import ForetellError
 from foretell.plan import Plan, lower
 from foretell.plan.check import units
 from foretell.plan.file import load, predicted, save
+from foretell.plan.order import order
+from foretell.plan.plan import blocks_of
 from foretell.predict import predict
 from foretell.search.joint import Joint
 from foretell.search.kit import best_plan, priced
@@ -77,6 +79,47 @@ def test_a_plan_is_the_same_step_in_every_syntax(model: str, way: str) -> None:
     for plan in same:
         found = priced(plan, workload, cluster)
         assert (found.step, found.low, found.peak) == (wanted.step, wanted.low, wanted.peak)
+
+
+@settings(max_examples=12)
+@given(
+    st.sampled_from(MODELS[:2]), st.sampled_from(["dgx-a100", "dgx-1-v100", "heterog-8"]),
+    st.sampled_from([1, 2, 4]), st.sampled_from(["none", "full"]), st.sampled_from([0, 1]),
+)  # fmt: skip
+def test_a_pipeline_in_stages_is_the_one_in_degrees(
+    model: str, machines: str, tp: int, recompute: str, uneven: int
+) -> None:
+    workload, cluster = load_workload(model), load_cluster(machines)
+    pp = cluster.size // tp if cluster.size // tp <= workload.num_blocks else 2
+    cluster = cluster.subset(range(pp * tp))
+    counts = blocks_of(Plan(pp=pp), workload)
+    if counts[-1] > 1 and uneven:
+        counts = (counts[0] + 1, *counts[1:-1], counts[-1] - 1)
+    wanted = Plan(
+        tp=tp, pp=pp, layers=counts, micro_batch=1, global_batch=8, recompute=recompute,
+        optimizer="adam",
+    )  # fmt: skip
+    ways = ["recompute"] * (recompute == "full")
+    ends = {0: ["embedding"], pp - 1: ["head"]}
+    stages = tuple(
+        (
+            f"{s * tp}-{s * tp + tp - 1}" if tp > 1 else str(s),
+            *(ends.get(s, []) if s == 0 else []), f"block*{n}",
+            *(ends[s] if s == pp - 1 else []), *ways,
+        )
+        for s, n in enumerate(counts)
+    )  # fmt: skip
+    rows = [
+        tuple(f"{s}{'FB'[way]}{m}" for way, _, m in zip(*map(np.ndarray.tolist, turn), strict=True))
+        for s, turn in enumerate(order(wanted, 8).turns)
+    ]
+    placed = wanted.but(
+        tp=1, pp=1, layers=(), recompute="none", stages=stages,
+        actions=tuple(rows[rank // tp] for rank in range(pp * tp)),
+    )  # fmt: skip
+    one, other = (predict(plan, workload, cluster) for plan in (wanted, placed))
+    assert (one.step, one.low, one.high) == (other.step, other.low, other.high)
+    assert (one.peak, one.memory, one.breakdown) == (other.peak, other.memory, other.breakdown)
 
 
 @settings(max_examples=12)

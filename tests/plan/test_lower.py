@@ -388,3 +388,19 @@ def test_the_optimizer_waits_for_the_last_reduce_scatter(text):
     ops = np.array([graph.names[int(k)] for k in graph.op])
     assert (ops == "reduce_scatter").any()
     assert line.start[ops == "optimizer"].min() >= line.end[ops == "reduce_scatter"].max()
+
+
+def test_a_message_takes_the_links_between_its_own_ranks():
+    cluster = load_cluster("dgx-1-v100")  # links between neighbours: one or two, or the host's
+    plan = Plan(pp=8, micro_batch=1, global_batch=8)
+    graph = lower(plan, MODEL, cluster)
+    sends = graph.kind == Kind.SEND
+    took = {
+        rank: {graph.names[int(graph.group[i])]: float(graph.seconds[i]) for i in mine}
+        for rank in range(8)
+        if len(mine := np.flatnonzero(sends & (graph.rank == rank)))
+    }
+    hops = [took[s][f"{s}-{s + 1}"] for s in range(7)]
+    wide = [cluster.bandwidth(s, s + 1) for s in range(7)]
+    assert sorted(range(7), key=lambda s: -wide[s]) == sorted(range(7), key=lambda s: hops[s])
+    assert hops[3] > 3 * hops[0] > 3 * hops[1]

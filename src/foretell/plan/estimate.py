@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretell import portable
-from foretell.cluster import Cluster, Device
+from foretell.cluster import Cluster, Device, Level
 from foretell.cluster.cluster import Calibration
 from foretell.cost import collective, kernel
 from foretell.errors import InputError
@@ -61,7 +61,7 @@ from foretell.plan.layer_cost import exchange_seconds, slow_devices
 from foretell.plan.layouts import FIRST, LAST, MIDDLE, Array, layouts, shares
 from foretell.plan.memory import HALF, peaks
 from foretell.plan.order import chunks_of, is_split, last_stage
-from foretell.plan.plan import Plan, levels, stride
+from foretell.plan.plan import Plan, hop_levels, levels, stride
 from foretell.workload import Exchange, Workload
 
 ROUNDED = 1e-9  # what sums may be off by
@@ -199,21 +199,33 @@ def send_parts(plan: Plan) -> int:
 
 
 def sends(c: Costs, workload: Workload, cluster: Cluster) -> Array:
-    """Seconds to hand a tensor from stage to stage."""
+    """Seconds to hand a tensor from stage to stage, the mean of all hops."""
     out = np.zeros(len(c.plans))
     rows = np.flatnonzero(c.plans.column("pp") > 1)
     plans = [c.plans.plans[i] for i in rows.tolist()]
+    whole, parts = handed_bytes(c, workload)[rows], np.array([send_parts(p) for p in plans])
+    keys = [(p.pp, stride(p, "pp")) for p in plans]
+    for pp, step in sorted(set(keys)):
+        mine = np.array([i for i, k in enumerate(keys) if k == (pp, step)])
+        for group, many in hop_levels(cluster, pp, step).items():
+            took = send_seconds(whole[mine], parts[mine], group, cluster)
+            out[rows[mine]] += took * (many / (pp - 1))
+    return out
+
+
+def handed_bytes(c: Costs, workload: Workload) -> Array:
+    """Bytes that a stage hands the next of one micro-batch."""
     block = next(i for i, layer in enumerate(workload.layers) if layer.is_block)
-    whole, parts = c.holdings[block].output_bytes[rows], np.array([send_parts(p) for p in plans])
-    keys = [stride(p, "pp") for p in plans]
-    for step in sorted(set(keys)):
-        mine = np.array([i for i, k in enumerate(keys) if k == step])
-        group = levels(cluster, 2, step)
-        out[rows[mine]] = collective.price("send", whole[mine] / parts[mine], group).seconds
+    return c.holdings[block].output_bytes
+
+
+def send_seconds(size: Array, parts: Array, group: tuple[Level, ...], cluster: Cluster) -> Array:
+    """Seconds to hand bytes on, in parts that the tensor-parallel ranks then gather."""
+    out = np.array(collective.price("send", size / parts, group).seconds)
     for many in sorted(set(parts[parts > 1].tolist())):
         mine = parts == many
-        group = levels(cluster, many, 1)
-        out[rows[mine]] += collective.price("all_gather", whole[mine], group).seconds
+        gathers = levels(cluster, many, 1)
+        out[mine] += collective.price("all_gather", size[mine], gathers).seconds
     return out
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from foretell.cluster import Cluster
 from foretell.errors import unknown
 from foretell.graph import Graph
-from foretell.plan.check import settled
+from foretell.plan.check import check, settled
 from foretell.plan.costs import Costs
 from foretell.plan.layer_ranges import GroupStep, has_per_rank_costs
 from foretell.plan.plan import Plan
 from foretell.plan.program import ResolvedStep, lowered
 from foretell.plan.stage_ops import priced
-from foretell.plan.stage_placement import PlacedStep, Prices
+from foretell.plan.stage_placement import PlacedStep, Prices, as_degrees
 from foretell.workload import Workload
 
 DETAILS = ("stage", "layer")
@@ -30,7 +30,11 @@ def resolved(
 ) -> ResolvedStep:
     """A settled plan with all its prices; `costs` are those of its degrees where known."""
     if plan.stages:
-        return PlacedStep.of(plan, Prices(plan, workload, cluster))
+        same = as_degrees(plan, workload)
+        if same is None:
+            return PlacedStep.of(plan, Prices(plan, workload, cluster))
+        cluster = cluster if same.ranks == cluster.size else cluster.part(range(same.ranks))
+        plan = check(same, workload, cluster)
     if has_per_rank_costs(plan):
         return GroupStep.of(plan, workload, cluster)
     return priced(plan, workload, cluster, costs)

@@ -34,7 +34,7 @@ from functools import cache, lru_cache
 from typing import Any, Literal, Self
 
 from foretell import spec
-from foretell.cluster import Cluster, Level
+from foretell.cluster import Cluster, Level, topology
 from foretell.errors import InputError, unknown
 from foretell.graph.groups import group_text, ranks_of
 from foretell.workload import Workload
@@ -511,9 +511,26 @@ def expert_ranks(plan: Plan) -> int:
 
 
 @lru_cache(maxsize=4096)
-def levels(cluster: Cluster, size: int, stride: int) -> tuple[Level, ...]:
-    """What a group of `size` ranks, `stride` apart, sees while its neighbours communicate too."""
-    group = [i * stride for i in range(size)]
-    node = int((cluster.nodes == cluster.nodes[0]).sum())
+def levels(cluster: Cluster, size: int, stride: int, first: int = 0) -> tuple[Level, ...]:
+    """What `size` ranks from `first` on, `stride` apart, see while their neighbours communicate."""
+    group = [first + i * stride for i in range(size)]
+    node = int((cluster.nodes == cluster.nodes[first]).sum())
     beside = range(1, min(stride, node, cluster.size - group[-1]))
     return cluster.levels(group, [[r + k for r in group] for k in beside])
+
+
+@lru_cache(maxsize=4096)
+def hop_levels(cluster: Cluster, stages: int, stride: int) -> dict[tuple[Level, ...], int]:
+    """What messages from each stage to the next see, and how many of the hops see the same."""
+    known: dict[object, tuple[Level, ...]] = {}
+    found: dict[tuple[Level, ...], int] = {}
+    node = int((cluster.nodes == cluster.nodes[0]).sum())
+    for first in range(0, (stages - 1) * stride, stride):
+        mine = range(first, first + min(stride, node))
+        nodes = cluster.nodes[[*mine, *(r + stride for r in mine)]]
+        pairs = [topology.key(cluster, r, r + stride) for r in mine]
+        alike = (nodes - nodes[0]).tobytes(), *pairs
+        if alike not in known:
+            known[alike] = levels(cluster, 2, stride, first)
+        found[known[alike]] = found.get(known[alike], 0) + 1
+    return found

@@ -45,13 +45,14 @@ from foretell.plan.costs import costs as price_all
 from foretell.plan.estimate import (
     Messages,
     gradient_shares,
+    handed_bytes,
     messages,
     overlaps,
     reduce_op,
     reducing,
     regathering,
     send_parts,
-    sends,
+    send_seconds,
     sends_wait,
     tied_bytes,
     updating,
@@ -174,9 +175,8 @@ class PricedStage:
     @cached_property
     def output_bytes(self) -> float:
         """Bytes the rank with most samples sends on of one micro-batch."""
-        block = next(i for i, layer in enumerate(self.workload.layers) if layer.is_block)
         some = [one.costs for one in self.replicas] or [self.costs]
-        return max(float(one.holdings[block].output_bytes[0]) for one in some)
+        return max(float(handed_bytes(one, self.workload)[0]) for one in some)
 
     @cached_property
     def sent_in(self) -> Array:
@@ -217,7 +217,8 @@ class Priced(ResolvedStep):
         """What a message between two stages sees while their other ranks send too."""
         first, then = self.stages[a], self.stages[b]
         if self.is_even:
-            return levels(self.cluster, 2, stride(self.plan, "pp") * abs(b - a))
+            step = stride(self.plan, "pp")
+            return levels(self.cluster, 2, step * abs(b - a), step * min(a, b))
         pairs = list(zip(first.ranks, then.ranks, strict=False))
         node = int((self.cluster.nodes == self.cluster.nodes[first.rank]).sum())
         return self.cluster.levels(pairs[0], pairs[1 : min(node, len(pairs))])
@@ -627,16 +628,11 @@ def hop(found: Priced, here: int, there: int) -> float:
 
     Where they have unlike replicas, each sends to or receives from several of the other's.
     """
-    if found.is_even:
-        return float(sends(found.stages[here].costs, found.workload, found.cluster)[0])
-    size = np.array([max(found.stages[at].output_bytes for at in (here, there))])
     ends = [found.stages[at] for at in (here, there)]
+    size = np.array([max(one.output_bytes for one in ends)])
     parts = send_parts(ends[0].plan) if ends[0].plan.tp == ends[1].plan.tp else 1
-    took = float(collective.price("send", size / parts, found.apart(here, there)).seconds[0])
-    if parts > 1:
-        group = levels(ends[1].cluster, parts, 1)
-        took += float(collective.price("all_gather", size, group).seconds[0])
-    return took
+    took = send_seconds(size, np.array([parts]), found.apart(here, there), ends[1].cluster)
+    return float(took[0])
 
 
 def _add_end(out: Program, found: Priced, lanes: Sequence[_StageLanes]) -> None:

@@ -244,6 +244,7 @@ def as_degrees(plan: Plan, workload: Workload) -> Plan | None:
     even = all(p.ranks == tuple(range(s * width, (s + 1) * width)) for s, p in enumerate(found))
     again = all(p.ways == ("recompute",) for p in found)
     plain = even and len(found) * width == len(rows) and (not ways or again)
+    plain = plain and width <= workload.most("tp")
     if (
         not plain
         or not _is_line(found, workload)

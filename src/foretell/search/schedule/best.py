@@ -14,9 +14,8 @@ from math import inf
 from pathlib import Path
 
 from foretell.errors import ForetellError, InfeasibleError, InputError
-from foretell.plan import Plan, check
-from foretell.plan.stage_placement import PlacedStep
-from foretell.predict import Prediction, predicted
+from foretell.plan import Plan
+from foretell.predict import Prediction, predict
 from foretell.search.schedule import integer_problem
 from foretell.search.schedule.exact_search import Progress
 from foretell.search.schedule.find import WORK, schedule
@@ -108,8 +107,7 @@ def solved(
         progress=progress,
     )  # fmt: skip
     plan = chosen.plan(found)
-    prices = model.prices
-    told = predicted(PlacedStep.of(check(plan, prices.workload, prices.cluster), prices))
+    told = predict(plan, model.prices.workload, model.prices.cluster)
     return Solved(chosen, found, plan, told, taken)
 
 
