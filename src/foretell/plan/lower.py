@@ -30,9 +30,10 @@ def resolved(
 ) -> ResolvedStep:
     """A settled plan with all its prices; `costs` are those of its degrees where known."""
     if plan.stages:
-        same = as_degrees(plan, workload)
+        step = PlacedStep.of(plan, Prices(plan, workload, cluster))
+        same = as_degrees(plan, workload) if step.in_order() else None
         if same is None:
-            return PlacedStep.of(plan, Prices(plan, workload, cluster))
+            return step
         cluster = cluster if same.ranks == cluster.size else cluster.part(range(same.ranks))
         plan = check(same, workload, cluster)
     if has_per_rank_costs(plan):

@@ -614,7 +614,7 @@ class PlacedStep(ResolvedStep):
         """The actions of every stage, in one order for all ranks."""
         numbers: dict[tuple[int, str], int] = {}
         mine: list[list[tuple[int, int, int, int]]] = [[] for _ in self.found]
-        for at, act in enumerate(self._in_order()):
+        for at, act in enumerate(self.in_order()):
             key, place = (act.stage, act.kind), self.found[act.stage]
             if key not in numbers:
                 took = seconds(self.prices, place, act.kind, self.bills[act.stage])
@@ -630,7 +630,7 @@ class PlacedStep(ResolvedStep):
                 StageTasks(group[0], held, held[0], chain, way, nowhere, micro, order)
             )
 
-    def _in_order(self) -> list[Action]:
+    def in_order(self) -> list[Action]:
         """All actions, each after what it needs and as every rank of its stage has it."""
         at, done = dict.fromkeys(self.leaders.values(), 0), dict[Action, None]()
         moved = True
