@@ -122,6 +122,19 @@ def test_a_pipeline_in_stages_is_the_one_in_degrees(
     assert (one.peak, one.memory, one.breakdown) == (other.peak, other.memory, other.breakdown)
 
 
+@pytest.mark.parametrize("model", [*MODELS, "vgg11:batch=8"])
+@pytest.mark.parametrize("micro_batch", [4, 16])
+def test_layers_on_one_rank_take_what_they_take_alone(model: str, micro_batch: int) -> None:
+    workload, cluster = load_workload(model), load_cluster("heterog-8")
+    names, batch = [unit.name for unit in units(workload)], 16
+    rows = ((names[0], names[-1], "all-reduce", f"2:{batch}"),)
+    among = Plan(groups=rows, global_batch=batch, micro_batch=micro_batch, framework="ddp")
+    alone = Plan(global_batch=batch, micro_batch=micro_batch, framework="ddp")
+    one, other = predict(among, workload, cluster), predict(alone, workload, cluster.subset([2]))
+    assert one.step == pytest.approx(other.step, rel=1e-12)
+    assert one.peak == pytest.approx(other.peak, rel=1e-12)
+
+
 @settings(max_examples=12)
 @given(st.sampled_from(MODELS), plans)
 def test_a_plan_as_text_as_a_file_and_as_fields_is_one_plan(

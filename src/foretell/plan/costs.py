@@ -72,7 +72,7 @@ class Costs:
             self.fetched[rows],
         )
 
-    def of(self, plan: Plan) -> Costs:
+    def of(self, plan: Plan, cluster: Cluster) -> Costs:
         """The same prices for one plan of their cell, with its own recompute; all blocks of it."""
         return replace(
             self,
@@ -80,8 +80,27 @@ class Costs:
             again=np.array([_again(plan)]),
             share=np.ones(1),
             added=np.array([_added(plan)]),
-            fetched=np.array([_fetched(plan)]),
+            fetched=np.array([_fetched(plan, cluster)]),
         )
+
+
+def joined(some: Sequence[Costs]) -> Costs:
+    """Prices of several plans side by side."""
+    if len(some) == 1:
+        return some[0]
+    parts = zip(*(one.layers for one in some), strict=True)
+    held = zip(*(one.holdings for one in some), strict=True)
+    columns = ("overlap_exponent", "turn", "again", "share", "added", "fetched")
+    apart = [one.weight_gradients for one in some] if all(o.weight_gradients for o in some) else []
+    adding = zip(*(one.adding for one in some), strict=True)
+    return Costs(
+        layouts([plan for one in some for plan in one.plans.plans]),
+        [LayerCost.joined(layer) for layer in parts],
+        [LayerMemory.joined(layer) for layer in held],
+        weight_gradients=tuple(np.concatenate(layer) for layer in zip(*apart, strict=True)),
+        adding=tuple(np.concatenate(layer) for layer in adding),
+        **{name: np.concatenate([getattr(one, name) for one in some]) for name in columns},
+    )
 
 
 def cell_of(plan: Plan) -> Plan:
@@ -112,8 +131,7 @@ def costs(
     again = np.array([_again(p) for p in plans])
     share, apart = _rerun_share(plans, workload), _weight_seconds(table, workload, cluster)
     pace, added = _added_seconds(held, cluster, device), np.array([_added(p) for p in plans])
-    fetched = np.array([_fetched(p) for p in plans])
-    fetched[fetched > 0] *= cluster.calibration.host
+    fetched = np.array([_fetched(p, cluster) for p in plans])
     return Costs(
         table, layers, held, overlap_exponent, turn, again, share, apart, pace, added, fetched
     )
@@ -194,9 +212,9 @@ def layer_parts(c: Costs, at: int, workload: Workload) -> tuple[Part, Part]:
     return cost.forward, back
 
 
-def _fetched(plan: Plan) -> float:
+def _fetched(plan: Plan, cluster: Cluster) -> float:
     """Host seconds to gather and release the weights of one module each time it runs."""
-    return running(plan).profile.fetch if plan.zero == 3 else 0.0
+    return running(plan).profile.fetch * cluster.calibration.host if plan.zero == 3 else 0.0
 
 
 def _with_fetches(c: Costs, layer: Layer, forward: Part, back: Part) -> tuple[Part, Part]:

@@ -14,7 +14,7 @@ selective recompute drops what attention keeps of its scores.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
@@ -57,6 +57,12 @@ class LayerMemory:
     largest: Array  # bytes of the largest single tensor kept: what is there twice for a moment
     frozen: Array  # elements of `weights` that are not trained
     frozen_experts: Array  # and of `experts`
+
+    @classmethod
+    def joined(cls, some: Sequence[LayerMemory]) -> LayerMemory:
+        """The layouts of several side by side."""
+        names = [one.name for one in fields(cls)]
+        return cls(**{n: np.concatenate([getattr(one, n) for one in some]) for n in names})
 
     def trained(self) -> tuple[Array, Array]:
         """Elements that have gradients and optimizer state: of `weights` and of `experts`."""
@@ -212,6 +218,12 @@ class LayerCost:
     def take(self, rows: Rows) -> LayerCost:
         """Some of the layouts."""
         return LayerCost(*(getattr(self, f.name).take(rows) for f in fields(self)))
+
+    @classmethod
+    def joined(cls, some: Sequence[LayerCost]) -> LayerCost:
+        """The layouts of several side by side."""
+        phases = ([_values(getattr(one, f.name)) for one in some] for f in fields(cls))
+        return cls(*(Part(*map(np.concatenate, zip(*one, strict=True))) for one in phases))
 
 
 def layer_costs(

@@ -4,8 +4,7 @@ A `LayerRange` is consecutive layers on the same ranks; nothing is sent inside i
 `groups` list ranges row by row; a data-parallel plan with uneven `shares`, or with a reduction
 method per parameter (`sync`), is one range of all layers.
 
-`GroupCosts` prices single layers for exactly the samples a rank gets: kernels from
-`plan.layer_cost`, messages from `foretell.cost.collective`.
+Each range is priced for exactly the samples a rank gets (→ `foretell.plan.prices`).
 
 In the program of a step every rank of a range is a stage of its own:
 
@@ -46,14 +45,15 @@ from foretell.plan.check import (
     spoken,
     units,
 )
-from foretell.plan.costs import trained_tensors, unpriced
-from foretell.plan.estimate import overlap_on, rank_update
+from foretell.plan.costs import Costs, costs, layer_parts, own_weights, trained_tensors
+from foretell.plan.estimate import rank_update
 from foretell.plan.framework import Running, running
-from foretell.plan.layer_cost import holdings, layer_costs
+from foretell.plan.layer_cost import holdings
 from foretell.plan.layouts import layouts
-from foretell.plan.memory import ROUNDING, USABLE, Memory, stage_memory
+from foretell.plan.memory import ROUNDING, USABLE
 from foretell.plan.order import BACKWARD, FORWARD
 from foretell.plan.plan import Plan
+from foretell.plan.prices import PricedStage, StageColumns, StageLayers, priced_stages
 from foretell.plan.program import Buffer, Message, Piece, Program, ResolvedStep, StageTasks
 from foretell.workload import Op, Workload
 from foretell.workload.workload import BYTES
@@ -123,21 +123,22 @@ class UnitSeconds(NamedTuple):
     forward: Array
     backward: Array
     lead: Array  # by which the device has more to do than the host to issue
+    added: Array  # to add gradients to those of earlier micro-batches
 
 
 def unit_seconds(
     workload: Workload, cluster: Cluster, device: Device, plain: Plan, sizes: Array, **degrees: int
 ) -> UnitSeconds:
     """Every unit at some numbers of samples on one kind of device: units × sizes."""
-    run, overlap_exponent = running(plain), overlap_on(device, running(plain))
-    table = layouts([plain.but(micro_batch=int(b), global_batch=int(b), **degrees) for b in sizes])
-    costs = layer_costs(workload, cluster, table, device)
-    parts = [(c.forward, c.backward) for c in costs]
-    ahead, back = ([pair[way].seconds(overlap_exponent) for pair in parts] for way in (0, 1))
-    lead = [sum(part.lead(overlap_exponent) for part in pair) for pair in parts]
-    back[-1] = back[-1] + run.profile.microbatch * cluster.calibration.host  # beside the loss
+    plans = [plain.but(micro_batch=int(b), global_batch=int(b), **degrees) for b in sizes]
+    c = costs(plans, workload, cluster, device)
+    nowhere = np.zeros((len(workload.layers), len(plans)))
+    ahead, back = StageColumns(c, nowhere, nowhere[0], workload, cluster).layers
+    parts = [layer_parts(c, at, workload) for at in range(len(workload.layers))]
+    lead = np.array([sum(part.lead(c.overlap_exponent) for part in pair) for pair in parts])
     each = [unit.layer for unit in units(workload)]
-    return UnitSeconds(*(np.array([rows[i] for i in each]) for rows in (ahead, back, lead)))
+    added = np.array(c.adding) * running(plain).accumulated
+    return UnitSeconds(ahead[each], back[each], lead[each], added[each])
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +153,7 @@ class GroupCosts:
     @classmethod
     def of(cls, plan: Plan, workload: Workload, cluster: Cluster) -> GroupCosts:
         names = ("framework", "precision", "dtype", "compile", "optimizer", "optimizer_kernels")
-        plain = Plan(**{name: getattr(plan, name) for name in names})
+        plain = Plan(**{name: getattr(plan, name) for name in (*names, "grad_dtype")})
         return cls(workload, cluster, running(plan), plain)
 
     @cached_property
@@ -161,55 +162,32 @@ class GroupCosts:
         return units(self.workload)
 
     @cached_property
-    def seconds(self) -> dict[tuple[object, int], UnitSeconds]:
-        """Every unit by (kind of device, or ranks it is split over) and samples, once priced."""
+    def stages(self) -> dict[object, PricedStage]:
+        """Ranges once priced, by their first layer, kind of device or ranks, and samples."""
         return {}
 
     def price(self, found: Sequence[LayerRange]) -> None:
-        """Price all units for the samples that ranks of some ranges have."""
-        asked: dict[object, tuple[LayerRange, int, set[int]]] = {}
+        """Price ranges for the samples that their ranks have."""
+        asked: dict[object, StageLayers] = {}
         for one in found:
-            for rank in one.ranks:
-                where, many = one.priced_as(self, rank)
-                asked.setdefault(where, (one, rank, set()))[2].add(many)
-        for where, (one, rank, sizes) in asked.items():
-            cluster = self.cluster.part(one.ranks) if one.is_split else self.cluster
-            degrees = self.degrees(len(one.ranks)) if one.is_split else {}
-            device, each = self.cluster.devices[rank], sorted(sizes)
-            table = unit_seconds(
-                self.workload, cluster, device, self.plain, np.array(each), **degrees
+            times = np.bincount(
+                [self.units[at].layer for at in one.units], minlength=len(self.workload.layers)
             )
-            for k, many in enumerate(each):
-                self.seconds[where, many] = UnitSeconds(*(values[:, k] for values in table))
+            for rank in one.ranks:
+                key = one.priced_as(self, rank)
+                if key not in asked:
+                    asked[key] = StageLayers(one.plan(self, rank), one.on(rank), tuple(times))
+        stages = priced_stages(list(asked.values()), self.workload, self.cluster)
+        self.stages.update(zip(asked, stages, strict=True))
 
     def degrees(self, ranks: int) -> dict[str, int]:
         """How units are split over so many ranks."""
         return {"tp" if self.workload.most("tp") > 1 else "filter": ranks}
 
-    @cached_property
-    def held(self) -> dict[str, Array]:
-        """What each unit holds."""
-        return held(self.workload, self.plain)
-
-    @cached_property
-    def widths(self) -> tuple[float, float, float]:
-        """Bytes of a parameter, of its gradient, and of its optimizer's state."""
-        run = self.run
-        return run.weight_bytes + run.cast_bytes, BYTES[run.grad_dtype], run.state_bytes
-
-    def memory(self, units: Sequence[int], ranks: int, many: int, *, split: bool) -> Memory:
-        """What one rank holds of some units, with so many samples at a time."""
-        degrees = self.degrees(ranks) if split else {"dp": ranks}
-        each = many if split else many * ranks
-        one = self.plain.but(micro_batch=many, global_batch=each, **degrees)
-        times = np.zeros((len(self.workload.layers), 1))
-        for at in units:
-            times[self.units[at].layer] += 1.0
-        return stage_memory(unpriced([one], self.workload), times, self.workload, np.zeros(1))
-
-    def gradient(self, at: Sequence[int]) -> float:
-        """Bytes of the gradients of some units."""
-        return float(self.held["weights"][list(at)].sum()) * self.widths[1]
+    @property
+    def grad_bytes(self) -> float:
+        """Bytes of one gradient where it is reduced."""
+        return BYTES[self.plain.grad_dtype or self.run.grad_dtype]
 
     def talk(self, op: str, size: float, ranks: Sequence[int]) -> float:
         """Seconds of a collective, or of a message between two ranks."""
@@ -229,7 +207,7 @@ class GroupCosts:
 
     def _saved(self, sent: Sequence[FactorMatmul], ranks: Sequence[int], batch: int) -> float:
         """Seconds of communication that factors save."""
-        width = self.widths[1]
+        width = self.grad_bytes
         reduce = sum(self.talk("all_reduce", p.elements * width, ranks) for p in sent)
         return reduce - self.talk("all_gather", batch * gathered(sent) * width, ranks)
 
@@ -313,26 +291,53 @@ class LayerRange:
         """Its layers, by number."""
         return [layer.unit for layer in self.layers]
 
-    def forward(self, costs: GroupCosts, rank: int) -> float:
-        """Seconds of one micro-batch."""
-        return float(self._each(costs, rank).forward[self.units].sum())
-
-    def priced_as(self, costs: GroupCosts, rank: int) -> tuple[object, int]:
-        """What the seconds of a rank go by; a split range is at the pace of its first rank."""
+    def priced_as(self, costs: GroupCosts, rank: int) -> tuple[int, object, int]:
+        """What the seconds of a rank go by."""
         where = self.ranks if self.is_split else costs.cluster.devices[rank].name
-        return where, -(-self.samples[rank] // self.batches)
+        return self.units[0], where, self.each(rank)
 
-    def _each(self, costs: GroupCosts, rank: int) -> UnitSeconds:
-        return costs.seconds[self.priced_as(costs, rank)]
+    def each(self, rank: int) -> int:
+        """The most samples that a rank has in a micro-batch."""
+        return -(-self.samples[rank] // self.batches)
+
+    def on(self, rank: int) -> tuple[int, ...]:
+        """The ranks that run it together with one."""
+        return self.ranks if self.is_split else (rank,)
+
+    def plan(self, costs: GroupCosts, rank: int) -> Plan:
+        """The plan of a rank: replicas, or parts of layers."""
+        many, ranks = self.each(rank), len(self.ranks)
+        degrees = costs.degrees(ranks) if self.is_split else {"dp": ranks}
+        whole = many * self.batches * (1 if self.is_split else ranks)
+        return costs.plain.but(micro_batch=many, global_batch=whole, **degrees)
+
+    def stage(self, costs: GroupCosts, rank: int) -> PricedStage:
+        """Its prices on one rank."""
+        return costs.stages[self.priced_as(costs, rank)]
+
+    def elements(self, costs: GroupCosts) -> Array:
+        """Trained elements of every layer of the workload, once, on a rank; tied ones once."""
+        found = self.stage(costs, self.ranks[0])
+        c, times = found.costs, np.array(found.layers)[:, None]
+        own = own_weights(c, times, costs.workload)
+        return np.array(
+            [float(w[0] + h.trained()[1][0]) for w, h in zip(own, c.holdings, strict=True)]
+        )
+
+    def gradient_bytes(self, costs: GroupCosts, some: Sequence[Layer]) -> float:
+        """Bytes of the gradients of some of its layers."""
+        elements = self.elements(costs)
+        return sum(float(elements[costs.units[x.unit].layer]) for x in some) * costs.grad_bytes
 
     def backward(
         self, costs: GroupCosts, rank: int, piece: Sequence[Layer], *, by_factors: bool
     ) -> float:
         """Some layers backward, without the matmuls that factors will make."""
-        back = self._each(costs, rank).backward
-        took = float(back[[layer.unit for layer in piece]].sum())
+        found = self.stage(costs, rank)
+        back = found.columns.layers[1][:, found.column]
+        took = sum(float(back[costs.units[layer.unit].layer]) for layer in piece)
         if by_factors:
-            many, device = -(-self.samples[rank] // self.batches), costs.cluster.devices[rank]
+            many, device = self.each(rank), costs.cluster.devices[rank]
             took -= sum(
                 costs.product_seconds(device, p, many) for layer in piece for p in layer.factors
             )
@@ -343,7 +348,7 @@ class LayerRange:
         out: list[list[Layer]] = []
         size = 0.0
         for layer in reversed(self.layers):
-            mine = costs.gradient([layer.unit])
+            mine = self.gradient_bytes(costs, [layer])
             like = out and out[-1][-1].way == layer.way and out[-1][-1].server == layer.server
             if like and layer.way != "factors" and size + mine <= fuse:
                 out[-1].append(layer)
@@ -353,49 +358,38 @@ class LayerRange:
                 size = mine
         return [tuple(reversed(piece)) for piece in out]
 
+    def kept_share(self, layer: Layer, rank: int) -> float:
+        """The share of a layer that a rank updates and keeps optimizer state of."""
+        if layer.way == "ps" and layer.server != rank:
+            return 0.0
+        return 1 / len(self.ranks) if layer.way == "sharded" else 1.0
+
     def updated(self, costs: GroupCosts, rank: int) -> tuple[float, float, float]:
         """What the optimizer has to do on one rank: elements, tensors, and the host's lead."""
-        elements = tensors = 0.0
         if rank not in self.samples:
             return 0.0, 0.0, 0.0
-        weights = costs.held["weights"]
-        if self.is_split:
-            part = held(costs.workload, costs.plain, **costs.degrees(len(self.ranks)))["weights"]
-            weights = part / np.maximum(weights, 1.0) * weights
-        for layer in self.layers:
-            if layer.way == "ps" and layer.server != rank:
-                continue
-            share = 1 / len(self.ranks) if layer.way == "sharded" else 1.0
-            elements += share * float(weights[layer.unit])
-            tensors += float(costs.held["tensors"][layer.unit])
-        return elements, tensors, float(self._each(costs, rank).lead[self.units].sum())
+        size, number = self.elements(costs), trained_tensors(costs.workload)
+        shares = [(costs.units[x.unit].layer, self.kept_share(x, rank)) for x in self.layers]
+        elements = sum(share * float(size[at]) for at, share in shares)
+        tensors = float(sum(number[at] for at, share in shares if share))
+        found = self.stage(costs, rank)
+        return elements, tensors, float(found.columns.cost.ahead[found.column])
 
     def holds(self, costs: GroupCosts, rank: int, flying: int) -> tuple[dict[str, float], float]:
         """Bytes of one rank by what they are, and those that are there for a moment.
 
         It has so many micro-batches at once whose backward is still to come.
         """
-        many, state = -(-self.samples[rank] // self.batches), costs.widths[2]
-        found = costs.memory(self.units, len(self.ranks), many, split=self.is_split)
-        sent = max(self._factor_bytes(costs, layer) for layer in self.layers)
-        less = sum(self._others(costs, layer, rank) for layer in self.layers) * state
+        found, size, units = self.stage(costs, rank).memory, self.elements(costs), costs.units
+        sent = max(gathered(x.factors) * self.rows * costs.grad_bytes for x in self.layers)
+        others = [(1 - self.kept_share(x, rank)) * size[units[x.unit].layer] for x in self.layers]
         out = {
             "parameters": float(found.parameters[0]),
             "gradients": float(found.gradients[0]),
-            "optimizer": max(float(found.optimizers[0]) - less, 0.0),
+            "optimizer": max(float(found.optimizers[0] - sum(others) * costs.run.state_bytes), 0.0),
             "activations": float(found.each[0]) * flying,
         }
         return out, max(float(found.workspace[0]), sent)
-
-    def _others(self, costs: GroupCosts, layer: Layer, rank: int) -> float:
-        """Elements of a layer whose optimizer state other ranks keep."""
-        share = 1 / len(self.ranks) if layer.way == "sharded" else 1.0
-        share = 0.0 if layer.way == "ps" and layer.server != rank else share
-        return (1 - share) * float(costs.held["weights"][layer.unit])
-
-    def _factor_bytes(self, costs: GroupCosts, layer: Layer) -> float:
-        """Bytes of the factors gathered for the weights of a layer."""
-        return gathered(layer.factors) * self.rows * costs.widths[1]
 
 
 def update_seconds(found: Sequence[LayerRange], costs: GroupCosts, rank: int) -> float:
@@ -708,10 +702,10 @@ class GroupStep(ResolvedStep):
         """What to do where it does not fit."""
         return "give the fullest rank fewer samples or layers"
 
-    @property
-    def samples(self) -> int:
-        """The most samples that a rank has in one micro-batch."""
-        return -(-max(max(one.samples.values()) for one in self.found) // self.batches)
+    def priced_layers(self) -> list[tuple[tuple[int, ...], Costs, Sequence[float]]]:
+        """Of every range and rank the prices of all layers, and how often each runs there."""
+        pairs = [(rank, one.stage(self.costs, rank)) for one in self.found for rank in one.ranks]
+        return [((rank,), found.costs, found.layers) for rank, found in pairs]
 
     @cached_property
     def ranks(self) -> list[int]:
@@ -770,7 +764,7 @@ class GroupStep(ResolvedStep):
         order = np.array([[self._order(w, m, q) for m in range(num)] for w in (0, 1)]).reshape(-1)
         sent = self._sent(q)
         for rank in one.ranks:
-            ahead, first = one.forward(costs, rank), len(out.chains)
+            ahead, first = one.stage(costs, rank).forward, len(out.chains)
             back = one.backward(costs, rank, one.layers, by_factors=False)
             last = [one.backward(costs, rank, some, by_factors=True) for some in sent] or [back]
             out.chains += [[Piece("kernel", "forward", ahead)], [Piece("kernel", "backward", back)]]
@@ -785,7 +779,10 @@ class GroupStep(ResolvedStep):
     def _add_messages(self, out: Program, q: int) -> None:
         """What a range hands the next and gets back; what a rank has already it only waits for."""
         first, then = self.found[q], self.found[q + 1]
-        size = float(self.costs.held["handed"][first.units[-1]]) * first.batch / self.batches
+        made = first.stage(self.costs, first.ranks[0]).costs
+        layer = self.costs.units[first.units[-1]].layer
+        each = float(made.holdings[layer].output_bytes[0]) / made.plans.plans[0].micro_batch
+        size = each * first.batch / self.batches
         for rank in first.ranks:
             if rank in then.ranks:
                 a, b = (self.cells[q, rank], 0), (self.cells[q + 1, rank], 0)
@@ -848,14 +845,14 @@ class GroupStep(ResolvedStep):
         """One message of gradients; with factors, the matmul that follows it."""
         q, i, some = sent
         one, costs, way, factors = self.found[q], self.costs, some[0].way, some[0].factors
-        size = costs.gradient([layer.unit for layer in some])
+        size = one.gradient_bytes(costs, some)
         if not size:
             return
         op = {"ps": "reduce", "sharded": "reduce_scatter"}.get(way, "all_reduce")
         seconds = costs.talk(op, size, one.ranks)
         if factors:
-            rest = size - sum(p.elements for p in factors) * costs.widths[1]
-            gathers = one.rows * gathered(factors) * costs.widths[1]
+            rest = size - sum(p.elements for p in factors) * costs.grad_bytes
+            gathers = one.rows * gathered(factors) * costs.grad_bytes
             seconds = costs.talk("all_gather", gathers, one.ranks)
             seconds += costs.talk("all_reduce", rest, one.ranks)
             size = gathers + rest
@@ -896,13 +893,13 @@ class GroupStep(ResolvedStep):
         return out
 
     def memory(self) -> tuple[float, float, dict[str, float]]:
-        """Bytes of the rank with the least room left, how many are missing, and what they are."""
+        """Bytes of the fullest rank, how many are missing there, and what they are."""
         program = {"program": self.costs.run.profile.runtime}
         each = [self._holding[rank] | program for rank in self.ranks]
         most = [ROUNDING * sum(parts.values()) for parts in each]
         devices = [self.cluster.devices[rank] for rank in self.ranks]
         over = [m - d.memory * USABLE for m, d in zip(most, devices, strict=True)]
-        worst = int(np.argmax(over))
+        worst = int(np.argmax(over if max(over) > 0 else most))
         return most[worst], max(over[worst], 0.0), each[worst]
 
 

@@ -19,9 +19,8 @@ from foretell.cluster import Cluster
 from foretell.graph import COLUMNS, BufferKind, Buffers, Graph, Lanes, Names, assemble, edges
 from foretell.graph.columns import NONE, Kind, LaneKind, Phase, Source, code_of, coded
 from foretell.graph.tables import Held, Links, Used
-from foretell.plan.framework import running
-from foretell.plan.layer_cost import LayerCost, layer_costs
-from foretell.plan.layouts import layouts
+from foretell.plan.costs import Costs
+from foretell.plan.layer_cost import LayerCost
 from foretell.plan.order import BACKWARD, FORWARD, WEIGHT
 from foretell.plan.plan import Plan
 from foretell.whatif import Setting, applied, parse
@@ -146,11 +145,6 @@ class ResolvedStep:
         """What of a training step's work is done."""
         return 1.0
 
-    @property
-    def samples(self) -> int:
-        """The most samples that a rank has in one micro-batch."""
-        return self.plan.micro_batch
-
     def program(self, detail: str) -> Program:
         """What every rank runs, sends and holds."""
         raise NotImplementedError
@@ -164,17 +158,26 @@ class ResolvedStep:
         """How far it is from what was measured, where another step says so."""
         return None
 
+    def priced_layers(self) -> list[tuple[tuple[int, ...], Costs, Sequence[float]]]:
+        """Of every stage its ranks, the prices of all layers, and how often each runs there.
+
+        None where ops are priced one by one; such a step says itself how far `away` it is.
+        """
+        return []
+
     def layer_prices(self) -> tuple[list[tuple[LayerCost, float]], float]:
         """Every layer priced and how often it runs; how host and device overlap (an exponent)."""
-        names = ("framework", "precision", "dtype", "optimizer")
-        one = Plan(**{n: getattr(self.plan, n) for n in names}, micro_batch=self.samples)
-        found = layer_costs(self.workload, self.cluster, layouts([one]))
-        times = [float(layer.times) for layer in self.workload.layers]
-        return list(zip(found, times, strict=True)), running(one).profile.exponent
+        found = self.priced_layers()
+        pairs = [zip(costs.layers, times, strict=True) for _, costs, times in found]
+        return [pair for some in pairs for pair in some], float(found[0][1].overlap_exponent[0])
 
     def comm_share(self, rank: int) -> float:
-        """What of a rank's compute tasks is communication shown apart from them."""
-        return 0.0
+        """What of a rank's compute tasks is communication inside them, by their prices."""
+        own = [costs for ranks, costs, _ in self.priced_layers() if rank in ranks]
+        both = [part for c in own for x in c.layers[1:-1] for part in (x.forward, x.backward)]
+        kernels, host = (sum(float(getattr(p, n)[0]) for p in both) for n in ("kernels", "host"))
+        talk = sum(float((p.talk + p.skew)[0]) for p in both)
+        return talk / max(talk + max(kernels, host), 1e-30)
 
 
 class _Draft:

@@ -16,9 +16,8 @@ layers: each is gathered ahead of its use while others compute.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -30,169 +29,30 @@ from foretell.graph.groups import group_text
 from foretell.plan.check import micro_batches
 from foretell.plan.costs import (
     Costs,
-    Stage,
-    cell_of,
     copied_seconds,
-    grad_width,
     is_copied,
     layer_parts,
-    rerun_share,
     shard_comm,
-    stage,
     width,
 )
 from foretell.plan.costs import costs as price_all
 from foretell.plan.estimate import (
-    Messages,
     gradient_shares,
-    handed_bytes,
-    messages,
     overlaps,
     reduce_op,
-    reducing,
-    regathering,
     send_parts,
     send_seconds,
     sends_wait,
     tied_bytes,
-    updating,
 )
-from foretell.plan.layer_cost import LayerCost
-from foretell.plan.layouts import Array, blocks_of, layers_of
-from foretell.plan.memory import Memory, room, stage_memory
-from foretell.plan.order import BACKWARD, FORWARD, WEIGHT, chunks_of, is_split, last_stage, order
-from foretell.plan.plan import Plan, Segment, levels, segments, stride
+from foretell.plan.layouts import Array, layers_of
+from foretell.plan.order import BACKWARD, FORWARD, WEIGHT, chunks_of, last_stage, order
+from foretell.plan.plan import Plan, levels, segments, stride
+from foretell.plan.prices import PricedStage, StageLayers, priced_stages, uneven_stage
 from foretell.plan.program import Buffer, Message, Piece, Place, Program, ResolvedStep, StageTasks
 from foretell.workload import Workload
 
-# Prices of segments that a search asks again and again, with what they were worked out for.
-_KNOWN: dict[object, tuple[Workload, Cluster, Cluster, Costs]] = {}
-_MOST_KNOWN = 4096
-MOST = 64  # parts of a backward: finer ones change nothing that can be seen
 NAMES = ("forward", "backward", "weight gradients")
-
-
-@dataclass(frozen=True)
-class StageColumns:
-    """What stages of one plan on machines alike cost and hold, a column a stage."""
-
-    costs: Costs
-    numbers: Array  # of the stages
-    workload: Workload
-    cluster: Cluster  # what their collectives see
-    devices: Cluster | None = None  # whose memory it is, where not all of those
-
-    @property
-    def room(self) -> float:
-        """Bytes the smallest device has for tensors."""
-        return room(self.devices or self.cluster)
-
-    @cached_property
-    def times(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-        """How often each layer runs: layers × stages."""
-        pairs = zip(self.costs.plans.plans, self.numbers.tolist(), strict=True)
-        return np.array([layers_of(plan, self.workload, int(s)) for plan, s in pairs]).T
-
-    @cached_property
-    def cost(self) -> Stage:
-        """What one micro-batch costs."""
-        return stage(self.costs, self.times, self.workload, self.cluster)
-
-    @cached_property
-    def memory(self) -> Memory:
-        """What a rank of each holds."""
-        return stage_memory(self.costs, self.times, self.workload, self.numbers)
-
-    @cached_property
-    def reduce_seconds(self) -> Array:
-        """Reducing the gradients."""
-        return reducing(self.costs, self.cost, self.cluster)
-
-    @cached_property
-    def reduce_bytes(self) -> Array:
-        """Bytes of the gradients."""
-        return self.cost.weights * grad_width(self.costs)
-
-    @cached_property
-    def messages(self) -> Messages:
-        """In which messages gradients go."""
-        return messages(self.costs, self.cost, self.times, self.workload)
-
-    @cached_property
-    def update_seconds(self) -> Array:
-        """The optimizer."""
-        return updating(self.costs, self.cost, self.cluster)
-
-    @cached_property
-    def regather_seconds(self) -> Array:
-        """Parameters handed back after the update."""
-        return regathering(self.costs, self.cost, self.cluster)
-
-
-@dataclass(frozen=True)
-class PricedStage:
-    """One stage: its ranks, its own plan, and what its layers cost and hold there."""
-
-    index: int
-    ranks: tuple[int, ...]  # of the whole cluster, in mesh order
-    plan: Plan
-    costs: Costs
-    workload: Workload
-    cluster: Cluster  # what its collectives see
-    columns: StageColumns
-    column: int = 0  # which of them is this stage's
-    replicas: tuple[StageColumns, ...] = ()  # one of each kind, where these have unlike samples
-
-    @property
-    def rank(self) -> int:
-        """The rank that stands for all of the stage."""
-        return self.ranks[0]
-
-    @cached_property
-    def layers(self) -> list[float]:
-        """How often each layer runs there."""
-        return [float(n) for n in self.columns.times[:, self.column]]
-
-    @cached_property
-    def weight_seconds(self) -> list[float]:
-        """What each layer's weight gradients take, once, where the backward is in two."""
-        apart = self.costs.weight_gradients if is_split(self.plan) else ()
-        return [float(seconds[0]) for seconds in apart]
-
-    @cached_property
-    def memory(self) -> Memory:
-        """What the fullest rank holds; where one lacks room, the one that lacks most."""
-        each = vars(self._fullest.memory)
-        return Memory(**{name: v[self.column : self.column + 1] for name, v in each.items()})
-
-    @cached_property
-    def _fullest(self) -> StageColumns:
-        some = self.replicas or (self.columns,)
-        peaks = [float(one.memory.peak[self.column]) for one in some]
-        over = [peak - one.room for peak, one in zip(peaks, some, strict=True)]
-        return some[int(np.argmax(over if max(over) > 0 else peaks))]
-
-    @cached_property
-    def output_bytes(self) -> float:
-        """Bytes the rank with most samples sends on of one micro-batch."""
-        some = [one.costs for one in self.replicas] or [self.costs]
-        return max(float(handed_bytes(one, self.workload)[0]) for one in some)
-
-    @cached_property
-    def sent_in(self) -> Array:
-        """The share of its gradients in each of their messages."""
-        return few(self.columns.messages.take(np.array([self.column])).sizes())
-
-    @property
-    def group(self) -> str:
-        """Its data-parallel ranks."""
-        step = stride(self.plan, "dp")
-        return group_text(self.ranks[step * i] for i in range(self.plan.dp))
-
-    @property
-    def room(self) -> float:
-        """Bytes that rank has for tensors."""
-        return self._fullest.room
 
 
 @dataclass(frozen=True)
@@ -235,150 +95,42 @@ class Priced(ResolvedStep):
         worst = self.stages[int(np.argmax(over if missing else peaks))].memory
         return float(worst.peak[0]), missing, worst.parts()
 
-    def layer_prices(self) -> tuple[list[tuple[LayerCost, float]], float]:
-        """Every layer of every stage, how often it runs there, and how host and device overlap."""
-        pairs = [zip(one.costs.layers, one.layers, strict=True) for one in self.stages]
-        return [pair for some in pairs for pair in some], float(
-            self.stages[0].costs.overlap_exponent[0]
-        )
-
-    def comm_share(self, rank: int) -> float:
-        """What of a stage's tasks is communication inside them, by its share in the price."""
-        own = next(one for one in self.stages if one.rank == rank)
-        both = [part for x in own.costs.layers[1:-1] for part in (x.forward, x.backward)]
-        kernels, host = (sum(float(getattr(p, n)[0]) for p in both) for n in ("kernels", "host"))
-        talk = sum(float((p.talk + p.skew)[0]) for p in both)
-        return talk / max(talk + max(kernels, host), 1e-30)
+    def priced_layers(self) -> list[tuple[tuple[int, ...], Costs, Sequence[float]]]:
+        """Of every stage its ranks, the prices of all layers, and how often each runs there."""
+        return [(one.ranks, one.costs, one.layers) for one in self.stages]
 
 
 def priced(plan: Plan, workload: Workload, cluster: Cluster, costs: Costs | None = None) -> Priced:
     """A settled plan with its prices; `costs` are those of its degrees where they are known."""
-    make = _of_segments if plan.segments else _of_degrees
-    return Priced(plan, workload, cluster, make(plan, workload, cluster, costs))
+    return Priced(plan, workload, cluster, tuple(_stages(plan, workload, cluster, costs)))
 
 
-def _of_degrees(
+def _stages(
     plan: Plan, workload: Workload, cluster: Cluster, costs: Costs | None
-) -> tuple[PricedStage, ...]:
-    """Stages that are all split alike; each on the slowest of its ranks where devices differ."""
-    each = plan.ranks // plan.pp
-    mixed = len(cluster.devices_by_kind()) > 1
-    shared = None if mixed else costs or price_all([plan], workload, cluster)
-    ranks = [tuple(range(s * each, (s + 1) * each)) for s in range(plan.pp)]
-    if mixed and plan.shares and not _is_inside(plan):
-        pairs = enumerate(zip(blocks_of(plan, workload), ranks, strict=True))
-        return tuple(
-            _uneven(s, Segment(n, some, plan), workload, cluster) for s, (n, some) in pairs
-        )
-    if shared is None:
-        found = [_on_machines(plan, workload, cluster, some) for some in ranks]
+) -> list[PricedStage]:
+    """Every stage, on the slowest of its ranks where devices differ."""
+    if plan.segments:
+        rows = [(one.plan, one.ranks) for one in segments(plan, workload)]
     else:
-        found = [(cluster, shared)] * plan.pp
-    out: list[PricedStage] = []
-    for machines, own, some in _alike(found):
-        columns = _columns(own, plan, some, workload, machines)
-        for k, s in enumerate(some):
-            mine = own if not plan.recompute_layers else columns.costs.take(np.array([k]))
-            out.append(PricedStage(s, ranks[s], plan, mine, workload, machines, columns, k))
-    return tuple(sorted(out, key=lambda one: one.index))
+        each = plan.ranks // plan.pp
+        rows = [(plan, tuple(range(s * each, (s + 1) * each))) for s in range(plan.pp)]
+    asked = [
+        StageLayers(own, ranks, layers_of(own, workload, s), s)
+        for s, (own, ranks) in enumerate(rows)
+    ]
+    if not plan.segments and len(cluster.devices_by_kind()) == 1:
+        return priced_stages(
+            asked, workload, cluster, costs or price_all([plan], workload, cluster)
+        )
+    even = [one for one in asked if not _is_uneven(one.plan, plan)]
+    found = {one.index: one for one in priced_stages(even, workload, cluster)}
+    return [found.get(one.number) or uneven_stage(one, workload, cluster) for one in asked]
 
 
-def _alike(
-    found: Sequence[tuple[Cluster, Costs]],
-) -> list[tuple[Cluster, Costs, list[int]]]:
-    """Stages by the machines they see."""
-    groups: dict[int, tuple[Cluster, Costs, list[int]]] = {}
-    for s, (machines, own) in enumerate(found):
-        groups.setdefault(id(machines), (machines, own, []))[2].append(s)
-    return list(groups.values())
-
-
-def _columns(
-    costs: Costs, plan: Plan, some: list[int], workload: Workload, cluster: Cluster
-) -> StageColumns:
-    """The columns of some stages of a plan, all at the same prices."""
-    each = costs.take(np.zeros(len(some), np.intp)) if len(some) > 1 else costs
-    if plan.recompute_layers:
-        blocks = blocks_of(plan, workload)
-        each = replace(each, share=np.array([rerun_share(plan, blocks[s]) for s in some]))
-    return StageColumns(each, np.array(some, float), workload, cluster)
-
-
-def _kind(cluster: Cluster, ranks: tuple[int, ...]) -> object:
-    """What two sets of ranks have in common that see the same machines."""
-    nodes, slots = cluster.nodes[list(ranks)], cluster.slots[list(ranks)]
-    return cluster.kinds[nodes].tobytes(), (nodes - nodes[0]).tobytes(), slots.tobytes()
-
-
-def _of_segments(
-    plan: Plan, workload: Workload, cluster: Cluster, costs: Costs | None
-) -> tuple[PricedStage, ...]:
-    """Stages with meshes of their own: each priced on the machines it has."""
-    out = []
-    for s, one in enumerate(segments(plan, workload)):
-        if one.plan.shares:
-            out.append(_uneven(s, one, workload, cluster))
-            continue
-        machines, own = _on_machines(one.plan, workload, cluster, one.ranks)
-        if one.plan.recompute_layers:
-            own = replace(own, share=np.array([rerun_share(one.plan, one.blocks)]))
-        columns = StageColumns(own, np.array([float(s)]), workload, machines)
-        out.append(PricedStage(s, one.ranks, one.plan, own, workload, machines, columns))
-    return tuple(out)
-
-
-def _uneven(s: int, one: Segment, workload: Workload, cluster: Cluster) -> PricedStage:
-    """A stage whose replicas have unlike samples: all wait for the one that takes longest."""
-    machines, found = _part(cluster, one.ranks), []
-    for ranks, plan in unlike_replicas(one.ranks, one.plan, cluster):
-        devices, own = _on_machines(plan, workload, cluster, ranks)
-        if plan.recompute_layers:
-            own = replace(own, share=np.array([rerun_share(plan, one.blocks)]))
-        found.append(StageColumns(own, np.array([float(s)]), workload, machines, devices))
-    slow = max(found, key=lambda column: float(column.cost.both[0]))
-    every = tuple(found)
-    return PricedStage(s, one.ranks, one.plan, slow.costs, workload, machines, slow, 0, every)
-
-
-@lru_cache(maxsize=1024)
-def _part(cluster: Cluster, ranks: tuple[int, ...]) -> Cluster:
-    return cluster.part(ranks)
-
-
-def _is_inside(plan: Plan) -> bool:
-    """Whether layers are split over ranks with samples of their own: these then wait as one."""
-    return plan.ep > 1 or plan.filter * plan.channel > 1 or bool(plan.spatial)
-
-
-def unlike_replicas(
-    ranks: tuple[int, ...], plan: Plan, cluster: Cluster
-) -> Iterator[tuple[tuple[int, ...], Plan]]:
-    """Of each kind of replica of an uneven stage the one with most samples, its plan as if even."""
-    inner, turns = len(ranks) // plan.dp, micro_batches(plan)
-    found: dict[object, tuple[int, tuple[int, ...]]] = {}
-    for k, samples in enumerate(plan.shares):
-        some, each = ranks[k * inner : (k + 1) * inner], -(-samples // turns)
-        kind = cluster.devices[some[0]].name if inner == 1 else _kind(cluster, some)
-        if each > found.get(kind, (0, ()))[0]:
-            found[kind] = each, found.get(kind, (0, some))[1]
-    for each, some in found.values():
-        whole = each * turns * plan.dp
-        yield some, plan.but(micro_batch=each, shares=(), global_batch=whole)
-
-
-def _on_machines(
-    plan: Plan, workload: Workload, cluster: Cluster, ranks: tuple[int, ...]
-) -> tuple[Cluster, Costs]:
-    """Some of a cluster's machines, and what a plan's layers cost there."""
-    cell = cell_of(plan)
-    key = id(workload), id(cluster), _kind(cluster, ranks), cell
-    if key not in _KNOWN:
-        if len(_KNOWN) >= _MOST_KNOWN:
-            _KNOWN.clear()
-        part = cluster.part(ranks)
-        _KNOWN[key] = workload, cluster, part, price_all([cell], workload, part)
-    _, _, part, known = _KNOWN[key]
-    return part, known.of(plan)
+def _is_uneven(own: Plan, plan: Plan) -> bool:
+    """Whether replicas of a stage have samples of their own and do not wait inside its layers."""
+    inside = own.ep > 1 or own.filter * own.channel > 1 or bool(own.spatial)
+    return bool(own.shares) and not (inside and not plan.segments)
 
 
 def chain(
@@ -448,11 +200,6 @@ def times_of(plan: Plan, workload: Workload, stage: int, chunk: int) -> list[flo
         mine = chunk == (0 if at < first else chunks - 1)
         out.append(n / chunks if layer.is_block else n * mine)
     return out
-
-
-def few(sizes: Array) -> Array:
-    """Shares of messages, equal ones where there are more of them than can be seen."""
-    return sizes if len(sizes) <= MOST else np.full(MOST, 1 / MOST)
 
 
 def _whole(

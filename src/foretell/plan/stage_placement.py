@@ -29,7 +29,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,14 +37,14 @@ from foretell.cluster import Cluster
 from foretell.cost import collective
 from foretell.errors import InputError, unknown
 from foretell.graph.groups import group_text, ranks_of
-from foretell.plan.costs import Costs, costs, layer_parts, trained_tensors, weight_gradients
+from foretell.plan.costs import Costs, layer_parts
 from foretell.plan.estimate import rank_update
 from foretell.plan.framework import running
-from foretell.plan.layer_cost import slower
-from foretell.plan.layouts import Array, blocks_of
-from foretell.plan.memory import ROUNDING, USABLE, Memory, stage_memory
+from foretell.plan.layouts import blocks_of
+from foretell.plan.memory import ROUNDING, USABLE
 from foretell.plan.order import BACKWARD, FORWARD, WEIGHT
 from foretell.plan.plan import Names, Plan
+from foretell.plan.prices import StageColumns, StageLayers, priced_stages
 from foretell.plan.program import Buffer, Message, Piece, Program, ResolvedStep, StageTasks
 from foretell.portable import product
 from foretell.workload import Layer, Workload
@@ -59,7 +59,6 @@ _LAYERS = re.compile(r"(.+?)(?:\*(\d+))?")
 _ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
 _OPS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight gradients"}
 _WAYS_OF = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHT}
-_CHUNK = 2.0**21  # bytes of a block of PyTorch's allocator
 
 
 @dataclass(frozen=True)
@@ -273,131 +272,102 @@ def _is_line(found: Sequence[StagePlacement], workload: Workload) -> bool:
     return all(map(all, ends)) and all(_blocks(place, workload) for place in found)
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Every layer once, for one micro-batch, on one set of ranks; seconds, and bytes of a rank."""
-
-    forward: Array
-    inputs: Array  # gradient of the input
-    weights: Array  # gradient of the weights
-    kept: Array  # from forward to backward
-    output_bytes: Array  # to the next layer: all that is kept where forward runs again
-    brief: Array  # only while it runs
-    elements: Array  # of weights
-    parameters: Array  # bytes of them
-    trained: Array  # bytes of gradients and optimizer state besides
-    tensors: Array  # weights that are trained
-    lead: Array  # seconds by which the device has more to do than the host to issue
-    is_block: Array  # 1 or 0
-
-
 class PlacedStageCost(NamedTuple):
-    """One stage and one micro-batch: seconds, and bytes of each of its ranks."""
+    """A stage, or every layer once, and one micro-batch: seconds, and bytes of each rank."""
 
-    forward: float
-    inputs: float
-    weights: float
-    kept: float  # from forward to backward
-    brief: float  # while forward runs
-    moment: float  # while backward runs: what was dropped and is made again
-    parameters: float
-    trained: float
-    elements: float  # of weights that are trained
-    tensors: float  # how many of them there are
-    lead: float  # seconds by which the device has more to do than the host to issue
+    forward: Any
+    inputs: Any  # gradient of the input, with what is run again
+    weights: Any  # gradient of the weights
+    kept: Any  # from forward to backward
+    brief: Any  # while forward runs
+    moment: Any  # while backward runs: what was dropped and is made again
+    parameters: Any
+    trained: Any  # gradients and optimizer state besides
+    elements: Any  # of weights that are trained
+    tensors: Any  # how many of them there are
+    lead: Any  # seconds by which the device has more to do than the host to issue
 
     @property
-    def backward(self) -> float:
+    def backward(self) -> Any:
         """Both gradients."""
         return self.inputs + self.weights
 
 
+_LARGEST = ("brief", "moment")  # of a stage's layers; all else adds up
+_TRAINED = ("weights", "trained", "elements", "tensors")
+
+
 @dataclass(frozen=True)
 class Prices:
-    """One model on one cluster; prices of a set of ranks are worked out once a kind of set."""
+    """One model on one cluster under one program: what layers take on any ranks."""
 
     plan: Plan  # checked: micro-batch, program and formats are its own
     workload: Workload
     cluster: Cluster
-    _known: dict[object, Rates] = field(default_factory=dict, repr=False)
+    _known: dict[object, tuple[Costs, PlacedStageCost]] = field(default_factory=dict, repr=False)
 
-    def rates(self, ranks: Sequence[int]) -> Rates:
-        """Every layer on these ranks."""
-        group = tuple(ranks)
-        alike = (self.cluster.levels(group), tuple(self.cluster.devices[r].name for r in group))
+    def rates(self, ranks: Sequence[int], *, recompute: bool = False) -> PlacedStageCost:
+        """Every layer once, split over these ranks."""
+        return self._priced(tuple(ranks), recompute)[1]
+
+    def layers(self, ranks: Sequence[int]) -> Costs:
+        """The prices that is made of."""
+        return self._priced(tuple(ranks), recompute=False)[0]
+
+    def _priced(self, ranks: tuple[int, ...], recompute: bool) -> tuple[Costs, PlacedStageCost]:
+        names = tuple(self.cluster.devices[r].name for r in ranks)
+        alike = (self.cluster.levels(ranks), names, recompute)
         if alike not in self._known:
-            self._known[alike] = _rates(self, group)
+            columns = _columns(self, ranks, recompute)
+            self._known[alike] = columns.costs, _by_layer(columns)
         return self._known[alike]
 
 
-def _rates(prices: Prices, ranks: tuple[int, ...]) -> Rates:
-    workload = prices.workload
-    c = _costs(prices, workload, ranks)
-    held = [_alone(c, workload, at) for at in range(len(workload.layers))]
-    parts = [layer_parts(c, at, workload) for at in range(len(workload.layers))]
-    both = _column([back.seconds(c.overlap_exponent) for _, back in parts])
-    both[-1] += float(c.turn[0])  # what the host does beside the loss
-    alone = _costs(prices, weight_gradients(workload), ranks)
-    weights = np.minimum(_column([cost.backward.kernels for cost in alone.layers]), both)
-    return Rates(
-        forward=_column([ahead.seconds(c.overlap_exponent) for ahead, _ in parts]),
-        inputs=both - weights,
+def _columns(prices: Prices, ranks: tuple[int, ...], recompute: bool) -> StageColumns:
+    """Every layer as a stage of its own on these ranks."""
+    plan = prices.plan.but(
+        tp=len(ranks), dp=1, pp=1, stages=(), actions=(), schedule="zb-h1",
+        recompute="full" if recompute else "none",
+    )  # fmt: skip
+    asked = [StageLayers(plan, ranks, once) for once in np.eye(len(prices.workload.layers))]
+    return priced_stages(asked, prices.workload, prices.cluster)[0].columns
+
+
+def _by_layer(found: StageColumns) -> PlacedStageCost:
+    """What they cost and hold, layer by layer."""
+    c, cost, held, workload = found.costs, found.cost, found.memory, found.workload
+    every = range(len(workload.layers))
+    parts = [layer_parts(c, at, workload) for at in every]
+    lead = [a.lead(c.overlap_exponent) + b.lead(c.overlap_exponent) for a, b in parts]
+    weights = np.diagonal(found.weight_seconds)
+    kept, moment, loss = held.each.copy(), held.workspace.copy(), c.holdings[-1]
+    # Other actions may come between forward and backward of the loss: what it makes is kept.
+    kept[-1], moment[-1] = (loss.kept + loss.gathered)[-1], loss.brief[-1]
+    return PlacedStageCost(
+        forward=cost.forward,
+        inputs=cost.backward - weights,
         weights=weights,
-        kept=_column([h.kept for h in c.holdings]),
-        output_bytes=_column([h.output_bytes for h in c.holdings]),
-        brief=_column([h.brief for h in c.holdings]),
-        elements=_column([h.weights + h.experts for h in c.holdings]),
-        parameters=_column([m.parameters for m in held]),
-        trained=_column([m.gradients + m.optimizers for m in held]),
-        tensors=np.array([float(n) for n in trained_tensors(workload)]),
-        lead=_column([a.lead(c.overlap_exponent) + b.lead(c.overlap_exponent) for a, b in parts]),
-        is_block=np.array([float(layer.is_block) for layer in workload.layers]),
+        kept=ROUNDING * kept,
+        brief=ROUNDING * found.brief,
+        moment=ROUNDING * moment,
+        parameters=ROUNDING * held.parameters,
+        trained=ROUNDING * (held.gradients + held.optimizers),
+        elements=cost.weights + cost.experts,
+        tensors=cost.tensors,
+        lead=np.array([lead[at][at] for at in every]),
     )
-
-
-def _costs(prices: Prices, workload: Workload, ranks: tuple[int, ...]) -> Costs:
-    plain = {"pp": 1, "dp": 1, "stages": (), "actions": (), "recompute": "none", "schedule": "1f1b"}
-    plan = prices.plan.but(tp=len(ranks), **plain)
-    device = slower([prices.cluster.devices[r] for r in ranks], plan.dtype or "bf16")
-    return costs([plan], workload, prices.cluster.part(ranks), device)
-
-
-def _alone(c: Costs, workload: Workload, at: int) -> Memory:
-    """What one layer makes its rank hold for good."""
-    times = np.zeros((len(workload.layers), 1))
-    times[at] = 1.0
-    return stage_memory(c, times, workload, np.zeros(1))
-
-
-def _column(values: Sequence[Array]) -> Array:
-    return np.array([float(np.ravel(v)[0]) for v in values])
 
 
 def placed_stage_cost(prices: Prices, place: StagePlacement) -> PlacedStageCost:
     """What a stage costs and holds."""
-    r, times = prices.rates(place.ranks), np.array(place.times, float)
-    blocks, again = times * r.is_block, float("recompute" in place.ways)
-    trains = float("frozen" not in place.ways)
-    kept = float(product(times - again * blocks, r.kept) + product(again * blocks, r.output_bytes))
-    dropped = float(np.max((r.kept + r.brief) * (blocks > 0))) * again
-    return PlacedStageCost(
-        forward=float(product(times, r.forward)),
-        inputs=float(product(times, r.inputs) + product(again * blocks, r.forward)),
-        weights=float(product(times, r.weights)) * trains,
-        kept=_rounded(kept),
-        brief=_rounded(float(np.max(r.brief * (times > 0)))),
-        moment=_rounded(dropped),
-        parameters=ROUNDING * float(product(times, r.parameters)),
-        trained=ROUNDING * float(product(times, r.trained)) * trains,
-        elements=float(product(times, r.elements)) * trains,
-        tensors=float(product(times, r.tensors)) * trains,
-        lead=float(product(times, r.lead)),
-    )
-
-
-def _rounded(size: float) -> float:
-    """Bytes as the allocator gives them out: whole blocks."""
-    return float(np.ceil(ROUNDING * size / _CHUNK)) * _CHUNK
+    r, times = prices.rates(place.ranks, recompute="recompute" in place.ways), np.array(place.times)
+    found = {
+        name: float(np.max(value * (times > 0)) if name in _LARGEST else product(times, value))
+        for name, value in r._asdict().items()
+    }
+    if "frozen" in place.ways:
+        found |= dict.fromkeys(_TRAINED, 0.0)
+    return PlacedStageCost(**found)
 
 
 def room(prices: Prices, rank: int) -> float:
@@ -416,7 +386,8 @@ def message(
     missing = [r for r in then.ranks if r not in first.ranks]
     if not missing:
         return 0.0
-    size = float(sum(prices.rates(first.ranks).output_bytes[i] for i in layers))
+    held = prices.layers(first.ranks).holdings
+    size = float(sum(held[i].output_bytes[0] for i in layers))
     if len(missing) > len(first.ranks):
         group = prices.cluster.levels((first.ranks[0], *missing))
         return float(collective.price("broadcast", size, group).seconds)
@@ -488,7 +459,9 @@ def constant(prices: Prices, found: Sequence[StagePlacement], rank: int, *, trai
     return total
 
 
-def _twice(prices: Prices, mine: Sequence[StagePlacement]) -> Iterator[tuple[Rates, int, float]]:
+def _twice(
+    prices: Prices, mine: Sequence[StagePlacement]
+) -> Iterator[tuple[PlacedStageCost, int, float]]:
     """Tied weights whose layers meet on a rank, split alike: the layer, and their share of it."""
     workload = prices.workload
     for kept, other in workload.tied:
@@ -609,6 +582,10 @@ class PlacedStep(ResolvedStep):
                 name, kept = "kept for the backward", self.bills[s].kept
                 out.buffers.append(Buffer(rank, "activation", name, kept, s))
         return out
+
+    def priced_layers(self) -> list[tuple[tuple[int, ...], Costs, Sequence[float]]]:
+        """Of every stage its ranks, the prices of all layers, and how often each runs there."""
+        return [(one.ranks, self.prices.layers(one.ranks), one.times) for one in self.found]
 
     def _add_stages(self, out: Program, lanes: dict[int, list[int]]) -> None:
         """The actions of every stage, in one order for all ranks."""
@@ -734,10 +711,10 @@ class PlacedStep(ResolvedStep):
         return out
 
     def memory(self) -> tuple[float, float, dict[str, float]]:
-        """Bytes of the rank with the least room left, how many are missing, and what they are."""
+        """Bytes of the fullest rank, how many are missing there, and what they are."""
         most = peaks(self.prices, self.found, self.rows)
         over = [m - room(self.prices, rank) for rank, m in enumerate(most)]
-        worst, program = int(np.argmax(over)), _runtime(self.prices)
+        worst, program = int(np.argmax(over if max(over) > 0 else most)), _runtime(self.prices)
         weights = constant(self.prices, self.found, worst, trains=False)
         rest = constant(self.prices, self.found, worst, trains=bool(self.trained)) - weights
         parts = {"parameters": weights, "gradients and optimizer": rest}

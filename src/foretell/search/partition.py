@@ -42,7 +42,7 @@ from foretell.plan.layouts import Array, layouts
 from foretell.plan.memory import ROUNDING, Memory, room, stage_memory
 from foretell.plan.order import last_stage
 from foretell.plan.plan import Segment, blocks_of, micro_samples, segments, written
-from foretell.plan.stage_ops import unlike_replicas
+from foretell.plan.prices import unlike_replicas
 from foretell.workload import Workload
 
 SLACK_OF_KINDS = (1.0, 1.05, 1.15, 1.3, 1.6)  # of the least bottleneck
@@ -427,7 +427,7 @@ class Partitioner:
         key = cell_of(mesh.plan), self._machines(mesh)
         if key not in self._costs:
             self.price([mesh], mesh.plan)
-        return self._costs[key].of(mesh.plan.but(recompute=mode, recompute_layers=0))
+        return self._costs[key].of(mesh.plan.but(recompute=mode, recompute_layers=0), self.cluster)
 
     def _stage(self, mesh: Mesh, at: int, turns: int) -> Table:
         pp = mesh.plan.pp

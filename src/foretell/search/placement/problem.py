@@ -62,6 +62,7 @@ class Tables(NamedTuple):
 
     forward: F3  # [k, g + 1, b] seconds of all groups before g, forward
     backward: F3  # the same backward
+    added: F2  # [k, g + 1] to add gradients of all groups before g to earlier micro-batches'
     update: F2  # [k, g] seconds of the optimizer's kernels on all weights of a group
     tensors: F1  # [g] weights that it updates
     lead: F3  # [k, g + 1, b] by which device seconds of all groups before g exceed the host's
@@ -201,6 +202,7 @@ def _tables(
     tables = Tables(
         forward=_prefix(ahead, starts),
         backward=_prefix(back, starts),
+        added=_prefix(np.stack([one.added[:, :1] for one in seconds]), starts)[:, :, 0].copy(),
         update=_updates(machines, own["weights"], run),
         tensors=own["tensors"],
         lead=_prefix(lead * (not run.is_scaled), starts),
@@ -320,7 +322,7 @@ def _splits(
         took = unit_seconds(workload, part, device, plain, parts, **degrees)
         holds = held(workload, plain, **degrees)
         for i in range(len(MICROS)):
-            for way, values in zip(("forward", "backward", "lead"), took, strict=True):
+            for way, values in zip(("forward", "backward", "lead"), took, strict=False):
                 out[way][i, s] = _sums(values[:, i], starts)
         out["weights"][s], out["kept"][s] = (_sums(holds[k], starts) for k in ("weights", "kept"))
     return out

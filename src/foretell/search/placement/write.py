@@ -105,12 +105,14 @@ def seconds_of(
     t: Tables, d: Draft, s: int, c: int, first: int, last: int, micros: int, back: bool
 ) -> Any:
     """Seconds of some groups on one cell, one micro-batch."""
+    k, b = t.kind[c], -(-d.share[s, c] // micros)
+    added = (t.added[k, last] - t.added[k, first]) * (1 - 1 / micros) if back else 0.0
     if d.ways[first] == SPLIT:
         table = t.split_backward if back else t.split_forward
-        return table[np.searchsorted(_MICROS, micros), s, first:last].sum()
-    k, b = t.kind[c], -(-d.share[s, c] // micros)
+        took = table[np.searchsorted(_MICROS, micros), s, first:last].sum()
+        return took + added / t.size[s]
     table = t.backward if back else t.forward
-    return table[k, last, b] - table[k, first, b]
+    return table[k, last, b] - table[k, first, b] + added
 
 
 @compiled

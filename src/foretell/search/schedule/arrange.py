@@ -26,7 +26,6 @@ import numpy as np
 
 from foretell.errors import ForetellError, InfeasibleError, InputError, unknown
 from foretell.plan.layouts import Array
-from foretell.plan.memory import ROUNDING
 from foretell.plan.stage_placement import Prices, StagePlacement, constant, room
 from foretell.portable import product
 from foretell.workload import Layer, Workload
@@ -171,7 +170,7 @@ def _held(asked: Asked, wide: set[int]) -> float:
     times = tuple(layer.times if i in wide else 0 for i, layer in enumerate(layers))
     held = constant(asked.prices, [StagePlacement(asked.ranks, times)], 0, trains=asked.trains)
     passing = product(np.array(times, float), r.kept) * asked.trains + np.max(r.brief[mine])
-    return held + ROUNDING * float(passing)
+    return held + float(passing)
 
 
 def _stages(asked: Asked, ranks: tuple[int, ...], line: Sequence[int]) -> list[StagePlacement]:
@@ -476,15 +475,14 @@ def _options(
 
 
 def _costs(asked: Cutting, ranks: tuple[int, ...]) -> _Costs:
-    r, line = asked.prices.rates(ranks), list(asked.line)
-    blocks = r.is_block * asked.recompute
+    r, line = asked.prices.rates(ranks, recompute=asked.recompute), list(asked.line)
     learns = np.array([float(i not in asked.frozen) for i in range(len(r.forward))])
-    back = (r.inputs + r.weights * learns + blocks * r.forward)[line] * _returns(asked)
-    kept = np.where(blocks > 0, r.output_bytes, r.kept)[line] * _returns(asked)
+    back = (r.inputs + r.weights * learns)[line] * _returns(asked)
+    kept = r.kept[line] * _returns(asked)
     constant = r.parameters + r.trained * learns * asked.trains
-    moment = max(float((r.kept + r.brief)[i] * blocks[i] + r.brief[i]) for i in line)
+    moment = float(np.maximum(r.moment * asked.trains, r.brief)[line].max())
     runs = [_runs(column) for column in (r.forward[line] + back, constant[line], kept)]
-    return _Costs(runs[0], ROUNDING * runs[1], ROUNDING * runs[2], ROUNDING * moment)
+    return _Costs(runs[0], runs[1], runs[2], moment)
 
 
 def _returns(asked: Cutting) -> Array:

@@ -1,0 +1,318 @@
+"""What stages of a plan in any syntax take and hold: the prices that its lowering reads.
+
+A stage is layers, each so many times, on some ranks under a plan of its own. Stages are priced
+together: layers once for every kind of machines and way to split them, stages as columns of that.
+What was priced for a workload on a cluster is kept, as searches ask again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from foretell.cluster import Cluster
+from foretell.graph.groups import group_text
+from foretell.plan.check import micro_batches
+from foretell.plan.costs import (
+    Costs,
+    Stage,
+    cell_of,
+    copied_seconds,
+    costs,
+    grad_width,
+    is_copied,
+    joined,
+    layer_seconds,
+    rerun_share,
+    stage,
+)
+from foretell.plan.estimate import (
+    Messages,
+    handed_bytes,
+    messages,
+    reducing,
+    regathering,
+    updating,
+)
+from foretell.plan.layouts import Array
+from foretell.plan.memory import Memory, room, stage_memory
+from foretell.plan.order import is_split
+from foretell.plan.plan import Plan, stride
+from foretell.workload import Workload
+
+# Prices of one cell on machines of one kind, with what they were worked out for.
+_KNOWN: dict[object, tuple[Workload, Cluster, Cluster, Costs]] = {}
+_MOST_KNOWN = 4096
+MOST = 64  # parts of a backward: finer ones change nothing that can be seen
+
+
+class StageLayers(NamedTuple):
+    """Layers on ranks, before they are priced."""
+
+    plan: Plan  # of these ranks alone; its degrees multiply to their number
+    ranks: tuple[int, ...]  # of the whole cluster, in mesh order
+    times: Sequence[float]  # how often each layer of the workload runs there
+    number: int = 0  # of the stage in its pipeline
+
+
+@dataclass(frozen=True)
+class StageColumns:
+    """What stages on machines alike cost and hold, a column a stage."""
+
+    costs: Costs
+    times: Array  # how often each layer runs: layers × stages
+    numbers: Array  # of the stages in their pipeline
+    workload: Workload
+    cluster: Cluster  # what their collectives see
+    devices: Cluster | None = None  # whose memory it is, where not all of those
+
+    @property
+    def room(self) -> float:
+        """Bytes the smallest device has for tensors."""
+        return room(self.devices or self.cluster)
+
+    @cached_property
+    def cost(self) -> Stage:
+        """What one micro-batch costs."""
+        return stage(self.costs, self.times, self.workload, self.cluster)
+
+    @cached_property
+    def layers(self) -> tuple[Array, Array]:
+        """Forward and backward seconds of every layer, once: layers × stages."""
+        found = [layer_seconds(self.costs, at, self.workload) for at in range(len(self.times))]
+        if any(is_copied(plan) for plan in self.costs.plans.plans):
+            more = [
+                copied_seconds(self.costs, at, self.workload, self.cluster)
+                for at in range(len(self.times))
+            ]
+            found = [(a + c, b + d) for (a, b), (c, d) in zip(found, more, strict=True)]
+        found[-1] = found[-1][0], found[-1][1] + self.costs.turn
+        return np.array([one for one, _ in found]), np.array([other for _, other in found])
+
+    @cached_property
+    def weight_seconds(self) -> Array:
+        """What of each layer's backward can wait, once: layers × stages."""
+        return np.minimum(np.array(self.costs.weight_gradients), self.layers[1])
+
+    @cached_property
+    def memory(self) -> Memory:
+        """What a rank of each holds."""
+        return stage_memory(self.costs, self.times, self.workload, self.numbers)
+
+    @cached_property
+    def brief(self) -> Array:
+        """Bytes that are there only while the forward of a layer runs: of the largest."""
+        pairs = zip(self.costs.holdings, self.times, strict=True)
+        return np.asarray(np.max([held.brief * (n > 0) for held, n in pairs], axis=0))
+
+    @cached_property
+    def reduce_seconds(self) -> Array:
+        """Reducing the gradients."""
+        return reducing(self.costs, self.cost, self.cluster)
+
+    @cached_property
+    def reduce_bytes(self) -> Array:
+        """Bytes of the gradients."""
+        return self.cost.weights * grad_width(self.costs)
+
+    @cached_property
+    def messages(self) -> Messages:
+        """In which messages gradients go."""
+        return messages(self.costs, self.cost, self.times, self.workload)
+
+    @cached_property
+    def update_seconds(self) -> Array:
+        """The optimizer."""
+        return updating(self.costs, self.cost, self.cluster)
+
+    @cached_property
+    def regather_seconds(self) -> Array:
+        """Parameters handed back after the update."""
+        return regathering(self.costs, self.cost, self.cluster)
+
+
+@dataclass(frozen=True)
+class PricedStage:
+    """One stage: its ranks, its own plan, and what its layers cost and hold there."""
+
+    index: int
+    ranks: tuple[int, ...]  # of the whole cluster, in mesh order
+    plan: Plan
+    costs: Costs
+    workload: Workload
+    cluster: Cluster  # what its collectives see
+    columns: StageColumns
+    column: int = 0  # which of them is this stage's
+    replicas: tuple[StageColumns, ...] = ()  # one of each kind, where these have unlike samples
+
+    @property
+    def rank(self) -> int:
+        """The rank that stands for all of the stage."""
+        return self.ranks[0]
+
+    @property
+    def forward(self) -> float:
+        """Seconds of one micro-batch."""
+        return float(self.columns.cost.forward[self.column])
+
+    @property
+    def backward(self) -> float:
+        """Seconds of one micro-batch, both gradients."""
+        return float(self.columns.cost.backward[self.column])
+
+    @cached_property
+    def layers(self) -> list[float]:
+        """How often each layer runs there."""
+        return [float(n) for n in self.columns.times[:, self.column]]
+
+    @cached_property
+    def weight_seconds(self) -> list[float]:
+        """What each layer's weight gradients take, once, where the backward is in two."""
+        apart = self.costs.weight_gradients if is_split(self.plan) else ()
+        return [float(seconds[0]) for seconds in apart]
+
+    @cached_property
+    def memory(self) -> Memory:
+        """What the fullest rank holds; where one lacks room, the one that lacks most."""
+        each = vars(self._fullest.memory)
+        return Memory(**{name: v[self.column : self.column + 1] for name, v in each.items()})
+
+    @cached_property
+    def _fullest(self) -> StageColumns:
+        some = self.replicas or (self.columns,)
+        peaks = [float(one.memory.peak[self.column]) for one in some]
+        over = [peak - one.room for peak, one in zip(peaks, some, strict=True)]
+        return some[int(np.argmax(over if max(over) > 0 else peaks))]
+
+    @cached_property
+    def output_bytes(self) -> float:
+        """Bytes the rank with most samples sends on of one micro-batch."""
+        some = [one.costs for one in self.replicas] or [self.costs]
+        return max(float(handed_bytes(one, self.workload)[0]) for one in some)
+
+    @cached_property
+    def sent_in(self) -> Array:
+        """The share of its gradients in each of their messages, equal ones where they are many."""
+        sizes = self.columns.messages.take(np.array([self.column])).sizes()
+        return sizes if len(sizes) <= MOST else np.full(MOST, 1 / MOST)
+
+    @property
+    def group(self) -> str:
+        """Its data-parallel ranks."""
+        step = stride(self.plan, "dp")
+        return group_text(self.ranks[step * i] for i in range(self.plan.dp))
+
+    @property
+    def room(self) -> float:
+        """Bytes that rank has for tensors."""
+        return self._fullest.room
+
+
+def priced_stages(
+    asked: Sequence[StageLayers], workload: Workload, cluster: Cluster, known: Costs | None = None
+) -> list[PricedStage]:
+    """Stages priced on the machines of their ranks; `known` are prices of all on the cluster."""
+    kinds: dict[object, list[int]] = {}
+    for i, one in enumerate(asked):
+        kinds.setdefault(None if known else _kind(cluster, one.ranks), []).append(i)
+    out: dict[int, PricedStage] = {}
+    for rows in kinds.values():
+        some = [asked[i] for i in rows]
+        plans = list(dict.fromkeys(one.plan for one in some))
+        if known:
+            machines, found = cluster, {plans[0]: known}
+        else:
+            machines, found = _on_machines(plans, workload, cluster, some[0].ranks)
+        columns = _columns(some, found, workload, machines)
+        for k, (i, one) in enumerate(zip(rows, some, strict=True)):
+            own = found[one.plan]
+            if one.plan.recompute_layers:
+                own = columns.costs.take(np.array([k]))
+            out[i] = PricedStage(
+                one.number, one.ranks, one.plan, own, workload, machines, columns, k
+            )
+    return [out[i] for i in range(len(asked))]
+
+
+def _columns(
+    some: Sequence[StageLayers], found: dict[Plan, Costs], workload: Workload, cluster: Cluster
+) -> StageColumns:
+    """Stages on machines alike as columns of one table."""
+    number = {plan: k for k, plan in enumerate(found)}
+    which = np.array([number[one.plan] for one in some])
+    each = joined(list(found.values()))
+    if len(some) > 1 or len(found) > 1:
+        each = each.take(which)
+    if any(one.plan.recompute_layers for one in some):
+        is_block = [layer.is_block for layer in workload.layers]
+        blocks = [sum(n for n, mine in zip(s.times, is_block, strict=True) if mine) for s in some]
+        shares = [rerun_share(s.plan, round(n)) for s, n in zip(some, blocks, strict=True)]
+        each = replace(each, share=np.array(shares))
+    times = np.array([one.times for one in some], float).T
+    return StageColumns(each, times, np.array([float(s.number) for s in some]), workload, cluster)
+
+
+def uneven_stage(one: StageLayers, workload: Workload, cluster: Cluster) -> PricedStage:
+    """A stage whose replicas have unlike samples: all wait for the one that takes longest."""
+    machines = _part(cluster, one.ranks)
+    every = tuple(
+        replace(found.columns, cluster=machines, devices=found.cluster)
+        for ranks, plan in unlike_replicas(one.ranks, one.plan, cluster)
+        for found in priced_stages([one._replace(plan=plan, ranks=ranks)], workload, cluster)
+    )
+    slow = max(every, key=lambda column: float(column.cost.both[0]))
+    return PricedStage(
+        one.number, one.ranks, one.plan, slow.costs, workload, machines, slow, 0, every
+    )
+
+
+def unlike_replicas(
+    ranks: tuple[int, ...], plan: Plan, cluster: Cluster
+) -> Iterator[tuple[tuple[int, ...], Plan]]:
+    """Of each kind of replica of an uneven stage the one with most samples, its plan as if even."""
+    inner, turns = len(ranks) // plan.dp, micro_batches(plan)
+    found: dict[object, tuple[int, tuple[int, ...]]] = {}
+    for k, samples in enumerate(plan.shares):
+        some, each = ranks[k * inner : (k + 1) * inner], -(-samples // turns)
+        kind = cluster.devices[some[0]].name if inner == 1 else _kind(cluster, some)
+        if each > found.get(kind, (0, ()))[0]:
+            found[kind] = each, found.get(kind, (0, some))[1]
+    for each, some in found.values():
+        whole = each * turns * plan.dp
+        yield some, plan.but(micro_batch=each, shares=(), global_batch=whole)
+
+
+def _on_machines(
+    plans: Sequence[Plan], workload: Workload, cluster: Cluster, ranks: tuple[int, ...]
+) -> tuple[Cluster, dict[Plan, Costs]]:
+    """Some of a cluster's machines, and what layers cost there under some plans."""
+    cells = {plan: cell_of(plan) for plan in plans}
+    kind = id(workload), id(cluster), _kind(cluster, ranks)
+    missing = [cell for cell in dict.fromkeys(cells.values()) if (*kind, cell) not in _KNOWN]
+    if missing:
+        if len(_KNOWN) + len(missing) >= _MOST_KNOWN:
+            _KNOWN.clear()
+            missing = list(dict.fromkeys(cells.values()))
+        part = _part(cluster, ranks)
+        table = costs(missing, workload, part)
+        for k, cell in enumerate(missing):
+            _KNOWN[(*kind, cell)] = workload, cluster, part, table.take(np.array([k]))
+    found = {plan: _KNOWN[(*kind, cell)] for plan, cell in cells.items()}
+    return found[plans[0]][2], {plan: one[3].of(plan, one[2]) for plan, one in found.items()}
+
+
+@lru_cache(maxsize=1024)
+def _part(cluster: Cluster, ranks: tuple[int, ...]) -> Cluster:
+    return cluster.part(ranks)
+
+
+def _kind(cluster: Cluster, ranks: tuple[int, ...]) -> object:
+    """What two sets of ranks have in common that see the same machines."""
+    if len(ranks) == 1:
+        return int(cluster.kinds[cluster.nodes[ranks[0]]]), cluster.devices[ranks[0]].name
+    nodes, slots = cluster.nodes[list(ranks)], cluster.slots[list(ranks)]
+    return cluster.kinds[nodes].tobytes(), (nodes - nodes[0]).tobytes(), slots.tobytes()
