@@ -43,14 +43,12 @@ def log(x: npt.ArrayLike) -> Array:
     asked = np.asarray(x, float)
     if asked.size <= _FEW:
         return np.array([_log(v) for v in asked.ravel().tolist()]).reshape(asked.shape)
-    part, times = _parted(asked)
-    return _at_ends(asked, times * _HIGH + (part + times * _LOW))
+    return _logarithm(asked, _HIGH, 1.0, _LOW)
 
 
 def log2(x: npt.ArrayLike) -> Array:
     """The logarithm to base 2 of each number; of powers of two it is exact."""
-    part, times = _parted(x)
-    return _at_ends(x, times + part * _PER_LN2)
+    return _logarithm(np.asarray(x, float), 1.0, _PER_LN2, 0.0)
 
 
 def log10(x: npt.ArrayLike) -> Array:
@@ -85,7 +83,7 @@ def power(x: npt.ArrayLike, to: Array | float) -> Array:
         found = np.array([_power(v, one) for v in base.ravel().tolist()])
         return found.reshape(np.broadcast_shapes(base.shape, times.shape))
     with np.errstate(invalid="ignore"):
-        found = np.where(times == 1, base, exp(times * log(base)))
+        found = np.where(times == 1, base, exp(times * _logarithm(base, _HIGH, 1.0, _LOW)))
     return np.where(base > 0, found, np.where(times > 0, 0.0, np.inf))
 
 
@@ -143,18 +141,13 @@ def _power(x: float, to: float) -> float:
     return 0.0 if to > 0 else math.inf
 
 
-def _parted(x: npt.ArrayLike) -> tuple[Array, Array]:
-    """Numbers as 2^times · m, with m near 1: ln m, and times."""
-    near, times = np.frexp(np.asarray(x, float))
+def _logarithm(x: Array, whole: float, part: float, rest: float) -> Array:
+    """Of numbers 2^times · m, with m near 1: times · whole + (ln m · part + times · rest)."""
+    near, exponent = np.frexp(x)
     is_low = near < _ROOT_HALF
-    near = np.where(is_low, 2.0 * near, near)
+    near, times = np.where(is_low, 2.0 * near, near), (exponent - is_low).astype(float)
     with np.errstate(invalid="ignore", divide="ignore"):
         slope = (near - 1.0) / (near + 1.0)
-    return 2.0 * slope * np.polyval(_LOG, slope * slope), (times - is_low).astype(float)
-
-
-def _at_ends(x: npt.ArrayLike, found: Array) -> Array:
-    asked = np.asarray(x, float)
-    usual = (asked > 0) & (asked < np.inf)
-    ends = np.where(asked == 0, -np.inf, np.where(asked == np.inf, np.inf, np.nan))
-    return np.where(usual, found, ends)
+    found = times * whole + (2.0 * slope * np.polyval(_LOG, slope * slope) * part + times * rest)
+    ends = np.where(x == 0, -np.inf, np.where(x == np.inf, np.inf, np.nan))
+    return np.where((x > 0) & (x < np.inf), found, ends)

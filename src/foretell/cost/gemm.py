@@ -140,43 +140,36 @@ def _tiles(arch: str, pipe: str, batched: bool) -> Tile:
 
 def best(limits: Limits, fitted: Fitted, asked: Product, tiles: Tile, *, may_split: bool) -> Array:
     """Time with the fastest of some tiles, and of k whole or split to fill the device."""
-    least = np.empty(len(asked.b))
+    least, (rows, cols) = np.empty(len(asked.b)), tiles
     for at in range(0, len(least), _CHUNK):
-        rows = slice(at, at + _CHUNK)
-        part = asked[rows, None]
-        times = tiled(limits, fitted, part, tiles, np.ones((1, 1)))
+        part = asked[at : at + _CHUNK, None]
+        grid = np.ceil(part.m / rows), np.ceil(part.n / cols)
+        splits = [np.ones((1, 1))]
         if may_split:
-            split = _fill(limits, fitted, part, tiles)
-            times = np.minimum(times, tiled(limits, fitted, part, tiles, split))
-        least[rows] = times.min(axis=1)
+            splits.append(_fill(limits, fitted, part, grid, tiles))
+        times = []
+        for split in splits:
+            blocks = part.b * grid[0] * grid[1] * split
+            deep = np.ceil(part.k / split / fitted["step_k"]) * fitted["step_k"]
+            compute = _compute(limits, fitted, blocks, deep, tiles, part)
+            memory = _memory(limits, fitted, part, grid, tiles, split)
+            fabric = blocks * (rows + cols) * deep * limits.size
+            fabric /= np.minimum(limits.units, blocks) * limits.clock * fitted["fabric"]
+            busy = norm(fitted["overlap"], compute, memory, fabric)
+            sums = part.b * part.m * part.n * split * 8 / (limits.bandwidth * fitted["split_rate"])
+            sums = np.where(split > 1, fitted["split_start"] + sums, 0.0)
+            times.append(busy + limits.floor + fitted["cycles"] / limits.clock + sums)
+        least[at : at + _CHUNK] = np.min(times, axis=0).min(axis=1)
     return least
 
 
-def _fill(limits: Limits, fitted: Fitted, asked: Product, tile: Tile) -> Array:
+def _fill(limits: Limits, fitted: Fitted, asked: Product, grid: Tile, tile: Tile) -> Array:
     """The split of k that fills the device once, as far as k allows."""
-    rows, cols = tile
-    blocks = asked.b * np.ceil(asked.m / rows) * np.ceil(asked.n / cols)
+    blocks = asked.b * grid[0] * grid[1]
     room = np.floor(limits.units * _resident(fitted, tile) / blocks)
     return np.clip(
         np.minimum(room, np.floor(asked.k / fitted["split_k"])), 1.0, fitted["split_most"]
     )
-
-
-def tiled(limits: Limits, fitted: Fitted, asked: Product, tile: Tile, split: Array) -> Array:
-    """Time with one tile shape and one split of k; arrays broadcast against each other."""
-    rows, cols = tile
-    grid = np.ceil(asked.m / rows), np.ceil(asked.n / cols)
-    blocks = asked.b * grid[0] * grid[1] * split
-    deep = np.ceil(asked.k / split / fitted["step_k"]) * fitted["step_k"]
-    compute = _compute(limits, fitted, blocks, deep, tile, asked)
-    memory = _memory(limits, fitted, asked, grid, tile, split)
-    fabric = blocks * (rows + cols) * deep * limits.size
-    fabric /= np.minimum(limits.units, blocks) * limits.clock * fitted["fabric"]
-    busy = norm(fitted["overlap"], compute, memory, fabric)
-    partial = asked.b * asked.m * asked.n * split * 8 / (limits.bandwidth * fitted["split_rate"])
-    sums = np.where(split > 1, fitted["split_start"] + partial, 0.0)
-    total: Array = busy + limits.floor + fitted["cycles"] / limits.clock + sums
-    return total
 
 
 def _resident(fitted: Fitted, tile: Tile) -> Array:
@@ -191,8 +184,11 @@ def _compute(
     resident = _resident(fitted, tile)
     waves = np.floor(blocks / (limits.units * resident))
     last = np.ceil((blocks - waves * limits.units * resident) / limits.units)
-    turns = waves * resident / _hidden(limits, fitted, resident * rows * cols)
-    turns += last / _hidden(limits, fitted, np.maximum(last, 1.0) * rows * cols)
+    # Share of the peak that sums in flight on a unit can keep busy, in full waves and in the last.
+    enough, to = fitted["hide_area"] * limits.ease, fitted["hide_power"]
+    hidden = portable.power(np.minimum(1.0, resident * rows * cols / enough), to)
+    late = portable.power(np.minimum(1.0, np.maximum(last, 1.0) * rows * cols / enough), to)
+    turns = waves * resident / hidden + last / late
     shape = rows * cols / (rows + cols)
     efficiency = fitted["peak"] * shape / (shape + fitted["half_shape"])
     efficiency *= limits.fitted[f"quality_{limits.pipe}"]
@@ -204,12 +200,6 @@ def _compute(
     rate = np.minimum(free, _aligned(limits, fitted, asked))
     work = turns * 2 * rows * cols * (deep + fitted["start_k"] * limits.ease)
     return throttled(limits, fitted, work * limits.units, rate)
-
-
-def _hidden(limits: Limits, fitted: Fitted, sums: Array) -> Array:
-    """Share of the peak that `sums` accumulators in flight on a unit can keep busy."""
-    enough = fitted["hide_area"] * limits.ease
-    return portable.power(np.minimum(1.0, sums / enough), fitted["hide_power"])
 
 
 def _aligned(limits: Limits, fitted: Fitted, asked: Product) -> Array:

@@ -214,6 +214,11 @@ class Group(NamedTuple):
         values = self.shape[key]
         return np.where(np.isnan(values), otherwise, values)
 
+    def take(self, rows: npt.NDArray[np.bool_]) -> "Group":
+        """Some of the kernels."""
+        shape = {key: values[rows] for key, values in self.shape.items()}
+        return self._replace(shape=shape, flops=self.flops[rows], bytes=self.bytes[rows])
+
     def knows(self, *keys: str) -> npt.NDArray[np.bool_]:
         """Rows that have all of some keys."""
         known = np.full(self.flops.shape, True)
@@ -246,8 +251,11 @@ def seconds(
         given = replace(limits(device, kind, constants.arch), burst=burst)
         part = {k: v[rows] for k, v in asked.items()}
         group = Group(given, constants, name, part, work[rows], moved[rows])
-        out[rows], known = _formula(group)
-        sigma[rows] = _sigma(group, known)
+        known, took = _known(group), roofline(group)
+        if known.any():
+            rule = _RULES.get(class_of(name, constants), _memory_bound)
+            took[known] = rule(group.take(known))
+        out[rows], sigma[rows] = took, _sigma(group, known)
         if device.timed is not None:
             took = device.timed.price(name, kind, part, moved[rows])
             out[rows] = np.where(np.isnan(took), out[rows], took)
@@ -301,25 +309,14 @@ def groups_of(
     return [((str(o), str(d)), rows) for (o, d), rows in zip(pairs.T, parts, strict=True)]
 
 
-def _formula(group: Group) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Seconds by the formula of the op where its shape is known, by the roofline elsewhere."""
+def _known(group: Group) -> npt.NDArray[np.bool_]:
+    """Rows whose shape the formula of the op knows enough of; the roofline prices the others."""
     name = class_of(group.op, group.constants)
-    rule = _RULES.get(name, _memory_bound)
-    out = roofline(group)
-    known = group.knows(*_NEEDS.get(name, ())) if name != "bare" else np.full(out.shape, False)
-    if name not in _NEEDS and name != "bare":
-        known = ~np.isnan(group.bytes) | group.knows("n") | group.knows("rows", "cols")
-    if known.any():
-        part = Group(
-            group.limits,
-            group.constants,
-            group.op,
-            {k: v[known] for k, v in group.shape.items()},
-            group.flops[known],
-            group.bytes[known],
-        )
-        out[known] = rule(part)
-    return out, known
+    if name == "bare":
+        return np.full(group.flops.shape, False)
+    if name in _NEEDS:
+        return group.knows(*_NEEDS[name])
+    return ~np.isnan(group.bytes) | group.knows("n") | group.knows("rows", "cols")
 
 
 def _sigma(group: Group, known: npt.NDArray[np.bool_]) -> Array:

@@ -129,7 +129,14 @@ def costs(
         overlap_exponent = np.ones(len(overlap_exponent))
     turn = np.array([r.profile.microbatch for r in table.runs]) * cluster.calibration.host
     again = np.array([_again(p) for p in plans])
-    share, apart = _rerun_share(plans, workload), _weight_seconds(table, workload, cluster)
+    share = _rerun_share(plans, workload)
+    apart: tuple[Array, ...] = ()
+    if len(rows := np.flatnonzero([is_split(p) for p in plans])):
+        some, mine = table.take(rows).cells()
+        apart = tuple(np.zeros((len(workload.layers), len(plans))))
+        late = layer_costs(weight_gradients(workload), cluster, some)
+        for seconds, cost in zip(apart, late, strict=True):
+            seconds[rows] = cost.backward.kernels[mine]
     pace, added = _added_seconds(held, cluster, device), np.array([_added(p) for p in plans])
     fetched = np.array([_fetched(p, cluster) for p in plans])
     return Costs(
@@ -156,18 +163,6 @@ def _added(plan: Plan) -> float:
     if plan.zero == 3 and not keeps_whole(plan):
         return 0.0
     return running(plan).accumulated * (1 - 1 / max(micro_batches(plan), 1))
-
-
-def _weight_seconds(table: Layouts, workload: Workload, cluster: Cluster) -> tuple[Array, ...]:
-    """What each layer's weight gradients take, once, for plans whose backward is in two."""
-    rows = np.flatnonzero([is_split(p) for p in table.plans])
-    if not len(rows):
-        return ()
-    cells, which = table.take(rows).cells()
-    out = np.zeros((len(workload.layers), len(table)))
-    for at, cost in enumerate(layer_costs(weight_gradients(workload), cluster, cells)):
-        out[at, rows] = cost.backward.kernels[which]
-    return tuple(out)
 
 
 def unpriced(plans: Sequence[Plan], workload: Workload) -> Costs:

@@ -479,16 +479,11 @@ def estimate(plans: Sequence[Plan], workload: Workload, cluster: Cluster) -> Est
             "layers on ranks of their own (`groups`) have no closed form",
             hint="`foretell predict` lowers and simulates them",
         )
-    if not any(p.placement for p in plans):
-        return _estimate(plans, workload, cluster)
-    apart = [placed(p, cluster) for p in plans]
-    found = [_estimate([plan], workload, machines) for plan, machines in apart]
-    names = [f.name for f in fields(Estimate)]
-    return Estimate(**{n: np.concatenate([getattr(e, n) for e in found]) for n in names})
-
-
-def _estimate(plans: Sequence[Plan], workload: Workload, cluster: Cluster) -> Estimate:
-    """The same for plans whose ranks are the cluster's, in order."""
+    if any(p.placement for p in plans):
+        apart = [placed(p, cluster) for p in plans]
+        found = [estimate([plan], workload, machines) for plan, machines in apart]
+        names = [f.name for f in fields(Estimate)]
+        return Estimate(**{n: np.concatenate([getattr(e, n) for e in found]) for n in names})
     c = costs([check(p, workload, cluster) for p in plans], workload, cluster)
     dealt = shares(workload, c.plans)
     stages = [stage(c, dealt.times[kind], workload, cluster) for kind in (FIRST, MIDDLE, LAST)]

@@ -14,9 +14,10 @@ selective recompute drops what attention keeps of its scores.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -230,8 +231,34 @@ def layer_costs(
     workload: Workload, cluster: Cluster, cells: Layouts, device: Device | None = None
 ) -> list[LayerCost]:
     """The cost of each layer once, for every cell; on the kind of device that others wait for."""
-    kinds = [device] if device is not None else slow_devices(cluster)
-    found = [_on_device(workload, cluster, cells, kind) for kind in kinds]
+    found = []
+    for kind in [device] if device is not None else slow_devices(cluster):
+        whole = [_empty(len(cells)) for _ in workload.layers]
+        for run, rows in cells.by_profile():
+            some = cells.take(rows)
+            wanted = [
+                Wanted(at, phase, in_format(call, run, kind))
+                for at, layer in enumerate(workload.layers)
+                for phase, call in _wanted(layer, run, some)
+            ]
+            seconds = [np.zeros(len(some))] * len(wanted)
+            for asked in _questions([one.call for one in wanted], run.formats.compute, len(some)):
+                took = kernel.seconds(kind, asked.op, asked.dtype, asked.shape, bytes=asked.bytes)
+                for i, part in zip(
+                    asked.rows, np.split(took.seconds, len(asked.rows)), strict=True
+                ):
+                    call = wanted[i].call
+                    seconds[i] = part * call.times * call.shape.get("_slow", 1.0)
+            phases = _summed(workload, kind, cluster, run, some, wanted, seconds)
+            for exchange, at, is_rerun in _exchanges(workload, run):
+                messages = exchange_seconds(exchange, run.formats.compute, cluster, some)
+                _add_exchange(
+                    exchange, messages, cluster, kind, run, some, phases[at], is_rerun=is_rerun
+                )
+            for layer, mine in zip(whole, phases, strict=True):
+                for to, values in zip(layer, mine, strict=True):
+                    to.put(rows, values)
+        found.append([LayerCost(*phases) for phases in whole])
     if len(found) == 1:
         return found[0]
     took = np.array([_kernels(one, workload) for one in found])
@@ -254,19 +281,6 @@ def _picked(found: list[list[LayerCost]], which: Rows) -> list[LayerCost]:
             for one in fields(mine):
                 getattr(mine, one.name).put(rows, getattr(other, one.name).take(rows))
     return out
-
-
-def _on_device(
-    workload: Workload, cluster: Cluster, cells: Layouts, device: Device
-) -> list[LayerCost]:
-    """The cost of each layer once on one kind of device."""
-    whole = [_empty(len(cells)) for _ in workload.layers]
-    for run, rows in cells.by_profile():
-        found = _layers(workload, device, cluster, run, cells.take(rows))
-        for phases, mine in zip(whole, found, strict=True):
-            for to, values in zip(phases, mine, strict=True):
-                to.put(rows, values)
-    return [LayerCost(*phases) for phases in whole]
 
 
 def _empty(length: int) -> list[Part]:
@@ -303,25 +317,35 @@ def _kinds(cluster: Cluster) -> list[Device]:
     return [cluster.devices[int(ranks[0])] for ranks in cluster.devices_by_kind().values()]
 
 
-def _layers(
-    workload: Workload, device: Device, cluster: Cluster, run: Running, cells: Layouts
-) -> list[list[Part]]:
-    """Forward, backward and what recompute runs again, of every layer."""
-    wanted = [
-        (at, phase, call)
-        for at, layer in enumerate(workload.layers)
-        for phase, call in _wanted(layer, run, cells)
-    ]
-    dtype = run.formats.compute
-    calls_ = [in_format(call, run, device) for _, _, call in wanted]
-    wanted = [(at, phase, call) for (at, phase, _), call in zip(wanted, calls_, strict=True)]
-    seconds = _priced(device, dtype, calls_, len(cells))
+class Wanted(NamedTuple):
+    """One kernel of a layer in one phase."""
+
+    at: int  # of the workload's layers
+    phase: int
+    call: Call
+
+
+class _Question(NamedTuple):
+    """Kernels of one op, format and kind of shape."""
+
+    op: str
+    dtype: str
+    shape: dict[str, Array]
+    bytes: Array
+    rows: list[int]  # which of those asked
+
+
+def _summed(
+    workload: Workload, device: Device, cluster: Cluster, run: Running, cells: Layouts,
+    wanted: list[Wanted], seconds: list[Array],
+) -> list[list[Part]]:  # fmt: skip
+    """Forward, backward and what recompute runs again of every layer, but for its exchanges."""
     issued = [
         (c.times + c.launches) * run.issued(c.issue or c.op, phase == BACKWARD)
         for _, phase, c in wanted
     ]
     spread = limits.slowest_of(cluster.waits_for)
-    slower = _throttled(workload, device, dtype, wanted, seconds, issued, spread)
+    slower = _throttled(workload, device, run.formats.compute, wanted, seconds, issued, spread)
     whole = [_empty(len(cells)) for _ in workload.layers]
     for (at, phase, call), took, host in zip(wanted, seconds, issued, strict=True):
         took = (took * slower if call.op in MATRIX else took) + call.times * GAP
@@ -332,16 +356,20 @@ def _layers(
         whole[at][phase].kernels[:] += took
         whole[at][phase].host[:] += host
         whole[at][phase].flops[:] += call.flops * call.times
+    return whole
+
+
+def _exchanges(workload: Workload, run: Running) -> Iterator[tuple[Exchange, int, bool]]:
+    """Exchanges of all layers, with the layer and whether they run again with it."""
     for at, layer in enumerate(workload.layers):
         end = _last_kept(layer, run)
         for k, exchange in enumerate(layer.ops):
             if isinstance(exchange, Exchange):
-                _exchange(exchange, cluster, device, run, cells, whole[at], is_rerun=k < end)
-    return whole
+                yield exchange, at, k < end
 
 
 def _throttled(
-    workload: Workload, device: Device, dtype: str, wanted: list[tuple[int, int, Call]],
+    workload: Workload, device: Device, dtype: str, wanted: list[Wanted],
     seconds: list[Array], hosts: list[Array | float], spread: float,
 ) -> Array:  # fmt: skip
     """How many times as long matrix kernels take once the board runs at its power limit.
@@ -436,9 +464,8 @@ def _longer(call: Call, run: Running) -> Call:
     return call._replace(shape=call.shape | {"_slow": slow})
 
 
-def _priced(device: Device, dtype: str, asked: list[Call], length: int) -> list[Array]:
-    """Seconds of each call for every layout; one question to the formulas for each class of op."""
-    out: list[Array] = [np.zeros(length)] * len(asked)
+def _questions(asked: list[Call], dtype: str, length: int) -> Iterator[_Question]:
+    """Calls for every layout; one question to the formulas for each class of op."""
     groups: dict[tuple[str, str, tuple[str, ...]], list[int]] = {}
     for i, call in enumerate(asked):
         keys = tuple(sorted(set(call.shape) - {"_slow"}))
@@ -447,10 +474,7 @@ def _priced(device: Device, dtype: str, asked: list[Call], length: int) -> list[
     for (op, kind, keys), rows in groups.items():
         shape = {k: _stacked([asked[i].shape[k] for i in rows], length) for k in keys}
         moved = _stacked([asked[i].moved(kind) for i in rows], length)
-        took = kernel.seconds(device, op, kind, shape, bytes=moved).seconds
-        for i, part in zip(rows, np.split(took, len(rows)), strict=True):
-            out[i] = part * asked[i].times * asked[i].shape.get("_slow", 1.0)
-    return out
+        yield _Question(op, kind, shape, moved, rows)
 
 
 def in_format(call: Call, run: Running, device: Device) -> Call:
@@ -473,17 +497,19 @@ def _stacked(values: list[Array | float], length: int) -> Array:
     return np.concatenate([np.broadcast_to(np.asarray(v, float), (length,)) for v in values])
 
 
-def _exchange(
-    exchange: Exchange, cluster: Cluster, device: Device, run: Running, cells: Layouts,
-    phases: list[Part], *, is_rerun: bool,
+def _add_exchange(
+    exchange: Exchange, messages: list[tuple[bool, str, Array]], cluster: Cluster, device: Device,
+    run: Running, cells: Layouts, phases: list[Part], *, is_rerun: bool,
 ) -> None:  # fmt: skip
     """Add what an exchange costs where its axis is split."""
     rows = _split_rows(exchange, cells)
+    if not len(rows):
+        return
     copied = _reordered(exchange, device, run, cells.take(rows)) * cluster.calibration.compute
     ranks = cells.take(rows).column(exchange.axis)
     apart = np.array([_behind(n) for n in ranks])
     shown = np.array([run.exposed(n) for n in ranks])
-    for is_back, _, seconds in exchange_seconds(exchange, run.formats.compute, cluster, cells):
+    for is_back, _, seconds in messages:
         again = (WHOLE,) if is_rerun and not is_back else ()
         for phase in (BACKWARD if is_back else FORWARD, *again):
             part = phases[phase]
@@ -556,29 +582,24 @@ def exchange_seconds(
     again = "all_gather" if exchange.backward and not is_kept else ""
     asked = ((False, exchange.forward), (True, exchange.backward), (True, again))
     copies = exchange.copies if part.runs[0].dispatch == "node" else 1.0
-    return [
-        (is_back, op, _collective_seconds(op, exchange.axis, moved, cluster, part, copies))
-        for is_back, op in asked
-        if op
-    ]
-
-
-def _collective_seconds(
-    op: str, axis: str, moved: Array, cluster: Cluster, cells: Layouts, copies: float = 1.0
-) -> Array:
-    """Seconds of one collective along an axis, group by group."""
-    out = np.zeros(len(cells))
-    sizes = cells.column(axis).astype(int)
-    apart = np.array([stride(p, axis) for p in cells.plans])
-    for size, step in sorted(set(zip(sizes.tolist(), apart.tolist(), strict=True))):
-        mine = np.flatnonzero((sizes == size) & (apart == step))
-        group = levels(cluster, size, step)
-        if op == "send":
-            group = levels(cluster, 2, step)
-        out[mine] = collective.price(op, moved[mine], group).seconds
-        if copies > 1:
-            out[mine] = _dispatched(op, moved[mine], group, copies)
-    return out
+    sizes = part.column(exchange.axis).astype(int)
+    steps = np.array([stride(p, exchange.axis) for p in part.plans])
+    groups = {
+        (size, step): levels(cluster, size, step)
+        for size, step in sorted(set(zip(sizes.tolist(), steps.tolist(), strict=True)))
+    }
+    found = []
+    for is_back, op in asked:
+        took = np.zeros(len(rows) if op else 0)
+        for (size, step), group in groups.items() if op else ():
+            mine = np.flatnonzero((sizes == size) & (steps == step))
+            ends = levels(cluster, 2, step) if op == "send" else group
+            took[mine] = collective.price(op, moved[mine], ends).seconds
+            if copies > 1:
+                took[mine] = _dispatched(op, moved[mine], ends, copies)
+        if op:
+            found.append((is_back, op, took))
+    return found
 
 
 def _dispatched(op: str, moved: Array, group: tuple[Level, ...], copies: float) -> Array:
