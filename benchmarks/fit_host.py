@@ -198,8 +198,7 @@ def described(model: str, precision: str) -> tuple[Counter[str], Counter[str]]:
     """Kernels by kind, forward and backward, that a workload's description counts."""
     from foretell.cost.host import kind_of
     from foretell.plan import Plan
-    from foretell.plan.layer_cost import BACKWARD, FORWARD, _wanted
-    from foretell.plan.layouts import layouts
+    from foretell.plan.layer_cost import BACKWARD, FORWARD, _wanted, layouts
     from foretell.workload import load
 
     plan = Plan.parse(f"dp=1,micro_batch=2,global_batch=2,precision={precision},framework=ddp")

@@ -9,7 +9,7 @@ from foretell.errors import InfeasibleError
 from foretell.plan import Plan, estimate, lower
 from foretell.plan.check import check
 from foretell.plan.costs import alike, costs
-from foretell.plan.layouts import layers_of
+from foretell.plan.layer_cost import layers_of
 from foretell.predict import predict
 from foretell.simulate import simulate
 from foretell.workload import load

@@ -9,7 +9,7 @@ from foretell.cluster import load as load_cluster
 from foretell.errors import ForetellError, InputError
 from foretell.graph import Kind, Phase, verify
 from foretell.plan import Plan, check, estimate, lower
-from foretell.plan.memory import memory as told_memory
+from foretell.plan.costs import memory as told_memory
 from foretell.plan.order import FAMILIES, order, turns
 from foretell.simulate import simulate
 from foretell.simulate.memory import memory as played_memory

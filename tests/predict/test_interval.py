@@ -7,7 +7,7 @@ import pytest
 from foretell.cluster import load as load_cluster
 from foretell.plan import Plan
 from foretell.predict import predict
-from foretell.predict.interval import EIGHTY_PERCENT, Distance, interval, shipped
+from foretell.predict.predict import EIGHTY_PERCENT, Distance, interval, shipped
 from foretell.workload import load
 
 MODEL = "llama:layers=4,hidden=1024,heads=8,seq=1024,vocab=32000"

@@ -186,7 +186,7 @@ def test_published_layouts_can_be_said(model, on, plan):
 class TestExpertTensorParallel:
     def test_experts_over_tensor_ranks_are_whole(self):
         from foretell.plan import Plan
-        from foretell.plan.layouts import layouts
+        from foretell.plan.layer_cost import layouts
 
         up = next(op for op in load("moe").layers[1].works() if op.name == "up")
         split, whole = (

@@ -5,7 +5,7 @@ import numpy as np
 from foretell.cluster import load as load_cluster
 from foretell.plan import Plan
 from foretell.predict import predict
-from foretell.predict.interval import shipped
+from foretell.predict.predict import shipped
 from foretell.workload import load
 from foretell_lab.validate import intervals, reported
 

@@ -1,10 +1,10 @@
 """A layout as data, and the graph it makes of a workload on a cluster."""
 
 from foretell.plan.check import check
+from foretell.plan.costs import Memory, memory
 from foretell.plan.estimate import Estimate, estimate
 from foretell.plan.file import load, read, save
 from foretell.plan.lower import lower
-from foretell.plan.memory import Memory, memory
 from foretell.plan.plan import Plan
 
 __all__ = [

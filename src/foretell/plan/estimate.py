@@ -42,6 +42,7 @@ from foretell.cost import collective, kernel
 from foretell.errors import InputError
 from foretell.plan.check import check, micro_batches, placed
 from foretell.plan.costs import (
+    HALF,
     Costs,
     Stage,
     alike,
@@ -53,13 +54,21 @@ from foretell.plan.costs import (
     over_dp,
     over_experts,
     own_weights,
+    peaks,
     shard_comm,
     stage,
 )
 from foretell.plan.framework import Running, running
-from foretell.plan.layer_cost import exchange_seconds, slow_devices
-from foretell.plan.layouts import FIRST, LAST, MIDDLE, Array, layouts, shares
-from foretell.plan.memory import HALF, peaks
+from foretell.plan.layer_cost import (
+    FIRST,
+    LAST,
+    MIDDLE,
+    Array,
+    exchange_seconds,
+    layouts,
+    shares,
+    slow_devices,
+)
 from foretell.plan.order import chunks_of, is_split, last_stage
 from foretell.plan.plan import Plan, hop_levels, levels, stride
 from foretell.workload import Exchange, Workload

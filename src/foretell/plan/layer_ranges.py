@@ -45,12 +45,18 @@ from foretell.plan.check import (
     spoken,
     units,
 )
-from foretell.plan.costs import Costs, costs, layer_parts, own_weights, trained_tensors
+from foretell.plan.costs import (
+    ROUNDING,
+    USABLE,
+    Costs,
+    costs,
+    layer_parts,
+    own_weights,
+    trained_tensors,
+)
 from foretell.plan.estimate import rank_update
 from foretell.plan.framework import Running, running
-from foretell.plan.layer_cost import holdings
-from foretell.plan.layouts import layouts
-from foretell.plan.memory import ROUNDING, USABLE
+from foretell.plan.layer_cost import holdings, layouts
 from foretell.plan.order import BACKWARD, FORWARD
 from foretell.plan.plan import Plan
 from foretell.plan.prices import PricedStage, StageColumns, StageLayers, priced_stages

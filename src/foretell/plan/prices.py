@@ -19,6 +19,7 @@ from foretell.graph.groups import group_text
 from foretell.plan.check import micro_batches
 from foretell.plan.costs import (
     Costs,
+    Memory,
     Stage,
     cell_of,
     copied_seconds,
@@ -28,7 +29,9 @@ from foretell.plan.costs import (
     joined,
     layer_seconds,
     rerun_share,
+    room,
     stage,
+    stage_memory,
 )
 from foretell.plan.estimate import (
     Messages,
@@ -38,8 +41,7 @@ from foretell.plan.estimate import (
     regathering,
     updating,
 )
-from foretell.plan.layouts import Array
-from foretell.plan.memory import Memory, room, stage_memory
+from foretell.plan.layer_cost import Array
 from foretell.plan.order import is_split
 from foretell.plan.plan import Plan, stride
 from foretell.workload import Workload

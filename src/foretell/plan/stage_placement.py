@@ -37,11 +37,10 @@ from foretell.cluster import Cluster
 from foretell.cost import collective
 from foretell.errors import InputError, unknown
 from foretell.graph.groups import group_text, ranks_of
-from foretell.plan.costs import Costs, layer_parts
+from foretell.plan.costs import ROUNDING, USABLE, Costs, layer_parts
 from foretell.plan.estimate import rank_update
 from foretell.plan.framework import running
-from foretell.plan.layouts import blocks_of
-from foretell.plan.memory import ROUNDING, USABLE
+from foretell.plan.layer_cost import blocks_of
 from foretell.plan.order import BACKWARD, FORWARD, WEIGHT
 from foretell.plan.plan import Names, Plan
 from foretell.plan.prices import StageColumns, StageLayers, priced_stages

@@ -20,11 +20,10 @@ import numpy as np
 from foretell.cluster import Cluster, Device
 from foretell.plan import Plan
 from foretell.plan.check import check
-from foretell.plan.costs import costs
-from foretell.plan.layouts import Array, layouts
-from foretell.plan.memory import USABLE
+from foretell.plan.costs import USABLE, costs
+from foretell.plan.layer_cost import Array, layouts
 from foretell.predict import Prediction
-from foretell.predict.interval import EIGHTY_PERCENT
+from foretell.predict.predict import EIGHTY_PERCENT
 from foretell.workload import Workload
 
 SLACK = 0.97  # sizes of a micro-batch between those that were priced may do a little better

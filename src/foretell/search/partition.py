@@ -35,11 +35,20 @@ from foretell.cluster import Cluster, Level
 from foretell.cost.collective import price
 from foretell.plan import Plan
 from foretell.plan.check import RESOLVED
-from foretell.plan.costs import Costs, cell_of, costs, layer_seconds, stage
+from foretell.plan.costs import (
+    ROUNDING,
+    Costs,
+    Memory,
+    cell_of,
+    costs,
+    layer_seconds,
+    room,
+    stage,
+    stage_memory,
+)
 from foretell.plan.estimate import reduction, tied_bytes, updating
 from foretell.plan.framework import resolved
-from foretell.plan.layouts import Array, layouts
-from foretell.plan.memory import ROUNDING, Memory, room, stage_memory
+from foretell.plan.layer_cost import Array, layouts
 from foretell.plan.order import last_stage
 from foretell.plan.plan import Segment, blocks_of, micro_samples, segments, written
 from foretell.plan.prices import unlike_replicas

@@ -3,7 +3,7 @@
     foretell validate --intervals
 
 A row is one measured step: ln(measured / predicted) and how far its question was from what had been
-measured (→ foretell.predict.interval). Reported sources count half as they were first answered,
+measured (→ foretell.predict.predict). Reported sources count half as they were first answered,
 before any price was changed for them (tables/first_answers.csv), and half as they are answered now:
 a new source meets mechanisms that were mended since, but was not looked at. All rows of a source
 share its machines, software and author, so that a source counts as one whatever its length: rows
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretell.predict.interval import EIGHTY_PERCENT, Distance, interval, shipped
+from foretell.predict.predict import EIGHTY_PERCENT, Distance, interval, shipped
 from foretell.report.words import table as text_table
 from foretell_lab.validate import reported, unseen
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from foretell.cluster import load as load_cluster
 from foretell.errors import ForetellError
-from foretell.predict.interval import distances, interval
+from foretell.predict.predict import distances, interval
 from foretell.workload import load
 from foretell_lab.validate import peaks, workloads
 from foretell_lab.validate.layouts import SOURCES, Row, predicted

@@ -19,7 +19,7 @@ from foretell_lab.validate.layouts import table
 # What PyTorch's allocator reserves of what tensors take, the median of whole steps on one H200
 # (benchmarks/measured/llm_steps_h200.json: 1.00 to 1.31).
 RESERVED = 1.07
-# Bytes that nvidia-smi counts besides: context, NCCL channels, libraries (plan/memory.py: USABLE)
+# Bytes that nvidia-smi counts besides: context, NCCL channels, libraries (plan/costs.py: USABLE)
 OUTSIDE = 3 * 2.0**30
 _TABLES = files("foretell_lab.validate").joinpath("tables")
 

@@ -31,7 +31,7 @@ from foretell.errors import ForetellError
 from foretell.plan import Plan, check
 from foretell.plan.framework import running
 from foretell.predict import predict
-from foretell.predict.interval import EIGHTY_PERCENT
+from foretell.predict.predict import EIGHTY_PERCENT
 from foretell.pytorch import timed
 from foretell.pytorch.capture import capture
 from foretell.pytorch.deploy.batch_norm import normalize

@@ -36,9 +36,9 @@ from foretell.cluster import Cluster
 from foretell.errors import InputError, unknown
 from foretell.graph import Graph
 from foretell.plan import Plan
+from foretell.plan.costs import room
 from foretell.plan.file import COPY, named_ops
 from foretell.plan.framework import Running, resolved, running
-from foretell.plan.memory import room
 from foretell.plan.program import Piece, Program, ResolvedStep, StageTasks, written
 from foretell.predict import predict
 from foretell.search.fusion.baselines import ddp

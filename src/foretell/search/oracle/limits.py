@@ -21,10 +21,9 @@ import numpy as np
 from foretell.cluster import Cluster, Tier
 from foretell.cost import collective
 from foretell.plan import Plan, check
-from foretell.plan.costs import alike, costs, stage
+from foretell.plan.costs import alike, costs, memory, stage
 from foretell.plan.estimate import Estimate, by_collective, estimate
-from foretell.plan.layouts import FIRST, LAST, MIDDLE, shares
-from foretell.plan.memory import memory
+from foretell.plan.layer_cost import FIRST, LAST, MIDDLE, shares
 from foretell.plan.plan import levels
 from foretell.workload import Workload
 

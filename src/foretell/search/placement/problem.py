@@ -26,9 +26,9 @@ from foretell.compiled import B2, F1, F2, F3, F4, I1
 from foretell.cost import kernel
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan
+from foretell.plan.costs import ROUNDING, USABLE
 from foretell.plan.framework import Running, resolved, running
 from foretell.plan.layer_ranges import UnitSeconds, held, unit_seconds
-from foretell.plan.memory import ROUNDING, USABLE
 from foretell.search.placement.device_classes import (
     MOST_CELLS,
     MOST_OP_GROUPS,

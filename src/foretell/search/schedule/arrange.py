@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretell.errors import ForetellError, InfeasibleError, InputError, unknown
-from foretell.plan.layouts import Array
+from foretell.plan.layer_cost import Array
 from foretell.plan.stage_placement import Prices, StagePlacement, constant, room
 from foretell.portable import product
 from foretell.workload import Layer, Workload

@@ -20,8 +20,8 @@ from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError, UnmodelledError
 from foretell.plan import Plan
 from foretell.plan.check import micro_batches, settled
-from foretell.plan.memory import ROUNDING
-from foretell.plan.stage_ops import Priced, hop, priced
+from foretell.plan.costs import ROUNDING
+from foretell.plan.lower import Priced, hop, priced
 from foretell.search.schedule.families import BASELINES
 from foretell.search.schedule.find import schedule
 from foretell.search.schedule.integer_problem import Ticks, ticks
