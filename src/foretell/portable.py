@@ -80,7 +80,13 @@ def power(x: npt.ArrayLike, to: Array | float) -> Array:
     times = np.asarray(to, float)
     if base.size <= _FEW and times.size == 1:
         one = times.item()
-        found = np.array([_power(v, one) for v in base.ravel().tolist()])
+        none = 0.0 if one > 0 else math.inf
+        found = np.array(
+            [
+                none if not v > 0 else v if one == 1 else _exp(one * _log(v))
+                for v in base.ravel().tolist()
+            ]
+        )
         return found.reshape(np.broadcast_shapes(base.shape, times.shape))
     with np.errstate(invalid="ignore"):
         found = np.where(times == 1, base, exp(times * _logarithm(base, _HIGH, 1.0, _LOW)))
@@ -133,12 +139,6 @@ def _log(x: float) -> float:
     for term in _LOG[1:]:
         found = found * square + term
     return times * _HIGH + (2.0 * slope * found + times * _LOW)
-
-
-def _power(x: float, to: float) -> float:
-    if x > 0:
-        return x if to == 1 else _exp(to * _log(x))
-    return 0.0 if to > 0 else math.inf
 
 
 def _logarithm(x: Array, whole: float, part: float, rest: float) -> Array:

@@ -206,8 +206,9 @@ class Node:
     @_remembered
     def order(self, slots: Slots, *, closed: bool) -> Slots:
         """The best ring over these devices, or the best chain."""
-        width = [[self.bandwidth(self.path(a, b)) for b in slots] for a in slots]
-        delay = [[self.latency(self.path(a, b)) for b in slots] for a in slots]
+        paths = [[self._paths(a).get(b) for b in slots] for a in slots]
+        width = [[self.bandwidth(path) for path in row] for row in paths]
+        delay = [[self.latency(path) for path in row] for row in paths]
         best = (shortest_ring if closed else chain)(width, delay)
         return tuple(slots[i] for i in best)
 

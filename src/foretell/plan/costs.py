@@ -307,7 +307,12 @@ def stage(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> Stage
             talk += many * part.shown(c.overlap_exponent)
             issued += many * part.host
         tensors += many * trained[at]
-    late = _gathered(c, times, workload, cluster)
+    late = zero.copy(), zero.copy()  # what sharded or fp32 parameters add, layer by layer
+    rows = np.flatnonzero([is_copied(p) for p in c.plans.plans])
+    some = c.take(rows) if len(rows) else c
+    for at, many in enumerate(times[:, rows] if len(rows) else ()):
+        for sums, more in zip(late, copied_seconds(some, at, workload, cluster), strict=True):
+            sums[rows] += more * many
     ways[1] += c.turn * (times[-1] > 0)  # the stage that has the loss
     return Stage(
         ways[0] + late[0],
@@ -354,20 +359,6 @@ def _tied(workload: Workload) -> Iterator[tuple[int, int, float]]:
         yield at[first], at[layer], size[other] / whole
 
 
-def _gathered(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
-    """What sharded or fp32 parameters add to forward and backward, layer by layer."""
-    late = np.zeros(len(c.plans)), np.zeros(len(c.plans))
-    rows = np.flatnonzero([is_copied(p) for p in c.plans.plans])
-    if not len(rows):
-        return late
-    some = c.take(rows)
-    for at, many in enumerate(times[:, rows]):
-        more = copied_seconds(some, at, workload, cluster)
-        for way in (0, 1):
-            late[way][rows] += more[way] * many
-    return late
-
-
 def is_copied(plan: Plan) -> bool:
     """Whether parameters are gathered, or cast from fp32, for each micro-batch.
 
@@ -377,42 +368,32 @@ def is_copied(plan: Plan) -> bool:
     return plan.zero == 3 or (run.profile.fp32_parameters and run.formats.master > 0)
 
 
-def copied_seconds(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
-    """What that adds to forward and backward of one layer, once."""
-    alone = layer_seconds(c, at, workload)
-    slower = sharded_seconds(c, at, workload, cluster, alone)
-    return slower[0] - alone[0], slower[1] - alone[1]
-
-
 def layer_seconds(c: Costs, at: int, workload: Workload) -> tuple[Array, Array]:
     """Forward and backward of one layer, once."""
     forward, backward = layer_parts(c, at, workload)
     return forward.seconds(c.overlap_exponent), backward.seconds(c.overlap_exponent)
 
 
-def sharded_seconds(
-    c: Costs, at: int, workload: Workload, cluster: Cluster, alone: tuple[Array, Array]
-) -> tuple[Array, Array]:
-    """The same while its neighbours' parameters are gathered and its gradients scattered.
+def copied_seconds(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
+    """What that adds to forward and backward of one layer, once.
 
-    Both go on at the same time and slow each other: (computeᵖ + talkᵖ)^(1/p), as host and device.
-    Collectives take units from kernels beside them, and what they read and write is copied.
+    Its neighbours' parameters are gathered and its gradients scattered meanwhile. Both go on at the
+    same time and slow each other: (computeᵖ + talkᵖ)^(1/p), as host and device. Collectives take
+    units from kernels beside them, and what they read and write is copied.
     """
+    alone = layer_seconds(c, at, workload)
     gather, scatter = shard_comm(c, at, workload, cluster)
     again = np.array([r.profile.gathers - 1.0 for r in c.plans.runs])
     sharded = c.plans.column("zero") == 3
     talk = np.where(sharded, gather, 0.0), np.where(sharded, again * gather + scatter, 0.0)
     taken = np.array([r.profile.contention for r in c.plans.runs])
     copied = _shard_copies(c, at, cluster)
-    alone = (alone[0] + taken * talk[0] + copied[0], alone[1] + taken * talk[1] + copied[1])
-    ahead, back = (
-        portable.power(
-            portable.power(one, c.overlap_exponent) + portable.power(other, c.overlap_exponent),
-            1 / c.overlap_exponent,
-        )
-        for one, other in zip(alone, talk, strict=True)
-    )
-    return ahead, back
+    found = []
+    for way in (0, 1):
+        busy = portable.power(alone[way] + taken * talk[way] + copied[way], c.overlap_exponent)
+        both = busy + portable.power(talk[way], c.overlap_exponent)
+        found.append(portable.power(both, 1 / c.overlap_exponent) - alone[way])
+    return found[0], found[1]
 
 
 def _shard_copies(c: Costs, at: int, cluster: Cluster) -> tuple[Array, Array]:
@@ -465,14 +446,14 @@ def _times_shared(plan: Plan) -> tuple[float, float]:
 
 def shard_comm(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
     """Seconds to gather the parameters of one layer and to scatter its gradients, each time."""
-    rows = np.arange(len(c.plans))
     size = c.holdings[at].weights
     reach = _network_share(c, cluster)
     narrow = np.array(["fp8-gather" in r.flags for r in c.plans.runs])
     each = np.where(narrow & workload.layers[at].is_block, 1.0, width(c, workload))
-    gather = over_dp(c, "all_gather", size * each / reach, rows, cluster)
+    shared = dp_groups("all_gather", c.plans.plans)
+    gather = over("all_gather", size * each / reach, shared, cluster)
     trained = c.holdings[at].trained()[0]
-    scatter = over_dp(c, "reduce_scatter", trained * grad_width(c) / reach, rows, cluster)
+    scatter = over("reduce_scatter", trained * grad_width(c) / reach, shared, cluster)
     often = np.array([_times_shared(p) for p in c.plans.plans])
     return gather * often[:, 0], scatter * often[:, 1]
 
@@ -497,14 +478,9 @@ def width(c: Costs, workload: Workload) -> Array:
     return np.array([BYTES[KEPT.get(name, name)] for name in named])
 
 
-def over_dp(c: Costs, op: str, size: Array, rows: Rows, cluster: Cluster) -> Array:
-    """Seconds of a collective over data-parallel ranks: those that share a copy, or all of them."""
-    plans = [c.plans.plans[i] for i in rows.tolist()]
-    if op == "all_reduce":
-        keys = [alike(p) for p in plans]
-    else:
-        keys = [_shared(p) for p in plans]
-    return over(op, size, keys, cluster)
+def dp_groups(op: str, plans: Sequence[Plan]) -> list[tuple[int, int]]:
+    """Data-parallel ranks of a collective: those that share a copy, or all of them."""
+    return [alike(p) if op == "all_reduce" else _shared(p) for p in plans]
 
 
 def alike(plan: Plan) -> tuple[int, int]:
@@ -516,13 +492,6 @@ def alike(plan: Plan) -> tuple[int, int]:
     return plan.dp * inner, stride(plan, "dp" if inner == 1 else "cp")
 
 
-def over_copies(c: Costs, size: Array, rows: Rows, cluster: Cluster) -> Array:
-    """Seconds to reduce between the copies of what is shared by fewer ranks than there are."""
-    plans = [c.plans.plans[i] for i in rows.tolist()]
-    keys = [(p.dp // p.sharing, stride(p, "dp") * p.sharing) for p in plans]
-    return over("all_reduce", size, keys, cluster)
-
-
 def copies(c: Costs) -> Array:
     """Ranks that hold the same experts, among those that share other weights."""
     plans = c.plans
@@ -530,13 +499,7 @@ def copies(c: Costs) -> Array:
     return np.maximum(ranks / plans.column("ep"), 1.0)
 
 
-def over_experts(c: Costs, op: str, size: Array, rows: Rows, cluster: Cluster) -> Array:
-    """Seconds of a collective between the ranks that hold the same experts."""
-    plans = [c.plans.plans[i] for i in rows.tolist()]
-    return over(op, size, [_same_experts(p) for p in plans], cluster)
-
-
-def _same_experts(plan: Plan) -> tuple[int, int]:
+def same_experts(plan: Plan) -> tuple[int, int]:
     """How many ranks hold the same experts, and how far apart they are."""
     ranks = plan.dp * plan.cp * expert_ranks(plan)
     apart = stride(plan, "ep" if expert_ranks(plan) > 1 else "cp")

@@ -48,13 +48,13 @@ from foretell.plan.costs import (
     alike,
     copies,
     costs,
+    dp_groups,
     grad_width,
     layer_parts,
-    over_copies,
-    over_dp,
-    over_experts,
+    over,
     own_weights,
     peaks,
+    same_experts,
     shard_comm,
     stage,
 )
@@ -257,18 +257,22 @@ def reducing(c: Costs, s: Stage, cluster: Cluster) -> Array:
     """Seconds to reduce the gradients of a stage after its last backward."""
     out = np.zeros(len(c.plans))
     zero, ranks = c.plans.column("zero"), np.array([alike(p)[0] for p in c.plans.plans])
-    every = np.flatnonzero((ranks > 1) & (zero < 3))
-    size = (s.weights * grad_width(c))[every]
-    whole = over_dp(c, "all_reduce", size, every, cluster)
-    scattered = over_dp(c, "reduce_scatter", size, every, cluster)
-    scatters = np.array([reduce_op(p) == "reduce_scatter" for p in c.plans.plans])
+    every, plans = np.flatnonzero((ranks > 1) & (zero < 3)), c.plans.plans
+    size, some = (s.weights * grad_width(c))[every], [plans[i] for i in every.tolist()]
+    whole = over("all_reduce", size, dp_groups("all_reduce", some), cluster)
+    scattered = over("reduce_scatter", size, dp_groups("reduce_scatter", some), cluster)
+    scatters = np.array([reduce_op(p) == "reduce_scatter" for p in plans])
     out[every] = np.where(scatters[every], scattered, whole)
     many = c.plans.column("dp") * c.plans.column("cp")
+    # Between the copies of what is shared by fewer ranks than there are.
     apart = np.flatnonzero(scatters & (many > c.plans.column("sharing")))
     each = (s.weights * grad_width(c) / c.plans.column("sharing"))[apart]
-    out[apart] += over_copies(c, each, apart, cluster)
+    some = [plans[i] for i in apart.tolist()]
+    between = [(p.dp // p.sharing, stride(p, "dp") * p.sharing) for p in some]
+    out[apart] += over("all_reduce", each, between, cluster)
     dealt = np.flatnonzero(s.experts > 0)
-    out[dealt] += over_experts(c, "all_reduce", (s.experts * grad_width(c))[dealt], dealt, cluster)
+    held = [same_experts(plans[i]) for i in dealt.tolist()]
+    out[dealt] += over("all_reduce", (s.experts * grad_width(c))[dealt], held, cluster)
     return out
 
 
@@ -284,12 +288,14 @@ def regathering(c: Costs, s: Stage, cluster: Cluster) -> Array:
     zero, ranks = c.plans.column("zero"), c.plans.column("sharing")
     rows = np.flatnonzero((ranks > 1) & ((zero == 1) | (zero == 2)))
     width = np.array([_bytes_of_parameter(r) for r in c.plans.runs])
-    out[rows] = over_dp(c, "all_gather", (s.weights * width)[rows], rows, cluster)
+    shared = dp_groups("all_gather", [c.plans.plans[i] for i in rows.tolist()])
+    out[rows] = over("all_gather", (s.weights * width)[rows], shared, cluster)
     apart = [c.plans.runs[i].profile.zero1 == "tensors" for i in rows.tolist()]
     if any(apart):
         rows = rows[apart]
         many = np.minimum(np.maximum(s.tensors, 1.0), ranks)[rows]
-        out[rows] = many * over_dp(c, "broadcast", (s.weights * width)[rows] / many, rows, cluster)
+        shared = [group for group, is_apart in zip(shared, apart, strict=True) if is_apart]
+        out[rows] = many * over("broadcast", (s.weights * width)[rows] / many, shared, cluster)
     return out
 
 

@@ -100,7 +100,27 @@ class Priced(ResolvedStep):
 
     def program(self, detail: str) -> Program:
         """Stages that each stand for all their ranks."""
-        return _program(self, detail)
+        out = Program()
+        lanes = [_lanes(out, one) for one in self.stages]
+        turns = order(self.stages[0].plan, micro_batches(self.plan))
+        chains = _Chains(self, detail)
+        for s, (way, chunk, micro) in enumerate(turns.turns):
+            keys = list(zip(chunk.tolist(), way.tolist(), strict=True))
+            which = {key: chains.of(s, *key, False) for key in dict.fromkeys(keys)}
+            number = np.array([which[key] for key in keys])
+            number[-1] = chains.of(s, int(chunk[-1]), int(way[-1]), True)
+            held = (lanes[s].compute,)
+            tasks = StageTasks(
+                self.stages[s].rank, held, lanes[s].collective, number, way, chunk, micro
+            )
+            out.stages.append(tasks)
+        out.chains = chains.chains
+        out.turns.append(turns.places[-1])
+        _add_messages(out, self, lanes, turns.places)
+        _add_end(out, self, lanes)
+        for one in self.stages:
+            _add_buffers(out, one, turns.chunks)
+        return out
 
     def memory(self) -> tuple[float, float, dict[str, float]]:
         """Bytes of the fullest rank, how many are missing there, and what they are."""
@@ -116,14 +136,10 @@ class Priced(ResolvedStep):
 
 
 def priced(plan: Plan, workload: Workload, cluster: Cluster, costs: Costs | None = None) -> Priced:
-    """A settled plan with its prices; `costs` are those of its degrees where they are known."""
-    return Priced(plan, workload, cluster, tuple(_stages(plan, workload, cluster, costs)))
+    """A settled plan with its prices; `costs` are those of its degrees where they are known.
 
-
-def _stages(
-    plan: Plan, workload: Workload, cluster: Cluster, costs: Costs | None
-) -> list[PricedStage]:
-    """Every stage, on the slowest of its ranks where devices differ."""
+    Every stage is priced on the slowest of its ranks where devices differ.
+    """
     if plan.segments:
         rows = [(one.plan, one.ranks) for one in segments(plan, workload)]
     else:
@@ -134,12 +150,14 @@ def _stages(
         for s, (own, ranks) in enumerate(rows)
     ]
     if not plan.segments and len(cluster.devices_by_kind()) == 1:
-        return priced_stages(
-            asked, workload, cluster, costs or price_all([plan], workload, cluster)
+        costs = costs or price_all([plan], workload, cluster)
+        return Priced(
+            plan, workload, cluster, tuple(priced_stages(asked, workload, cluster, costs))
         )
     even = [one for one in asked if not _is_uneven(one.plan, plan)]
     found = {one.index: one for one in priced_stages(even, workload, cluster)}
-    return [found.get(one.number) or uneven_stage(one, workload, cluster) for one in asked]
+    stages = (found.get(one.number) or uneven_stage(one, workload, cluster) for one in asked)
+    return Priced(plan, workload, cluster, tuple(stages))
 
 
 def _is_uneven(own: Plan, plan: Plan) -> bool:
@@ -314,31 +332,6 @@ class _Chains:
             self.number[key] = len(self.chains)
             self.chains.append(pieces)
         return self.number[key]
-
-
-def _program(found: Priced, detail: str) -> Program:
-    """The program of stages that each stand for all their ranks."""
-    out = Program()
-    lanes = [_lanes(out, one) for one in found.stages]
-    turns = order(found.stages[0].plan, micro_batches(found.plan))
-    chains = _Chains(found, detail)
-    for s, (way, chunk, micro) in enumerate(turns.turns):
-        keys = list(zip(chunk.tolist(), way.tolist(), strict=True))
-        which = {key: chains.of(s, *key, False) for key in dict.fromkeys(keys)}
-        number = np.array([which[key] for key in keys])
-        number[-1] = chains.of(s, int(chunk[-1]), int(way[-1]), True)
-        held = (lanes[s].compute,)
-        tasks = StageTasks(
-            found.stages[s].rank, held, lanes[s].collective, number, way, chunk, micro
-        )
-        out.stages.append(tasks)
-    out.chains = chains.chains
-    out.turns.append(turns.places[-1])
-    _add_messages(out, found, lanes, turns.places)
-    _add_end(out, found, lanes)
-    for one in found.stages:
-        _add_buffers(out, one, turns.chunks)
-    return out
 
 
 class _StageLanes(NamedTuple):
