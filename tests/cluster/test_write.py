@@ -164,7 +164,7 @@ def test_the_public_names() -> None:
             "Tier",
             "Topology",
         ),
-        *("Tree", "load", "names", "validate"),
+        *("load", "names", "validate"),
     }
     for name in foretell.cluster.__all__:
         assert getattr(foretell.cluster, name) is not None

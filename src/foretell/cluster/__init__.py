@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from foretell.cluster.cluster import Calibration as Calibration
     from foretell.cluster.cluster import Cluster as Cluster
     from foretell.cluster.levels import Level as Level
-    from foretell.cluster.levels import Tree as Tree
     from foretell.cluster.node import Device as Device
     from foretell.cluster.node import Link as Link
     from foretell.cluster.node import Node as Node
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "cluster": "Calibration Cluster",
-    "levels": "Level Tree",
+    "levels": "Level",
     "node": "Device Link Node",
     "read": "load names validate",
     "toml": "Problem",

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from foretell.cluster import levels, topology
 from foretell.cluster import levels as tiers_of
-from foretell.cluster.levels import Level, Message, Tree
+from foretell.cluster.levels import Level, Message
 from foretell.cluster.node import Device, Link, Node
 from foretell.cluster.topology import (
     Fabric,
@@ -253,10 +253,6 @@ class Cluster:
     def ring(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """An order of the ranks whose narrowest step is as wide as can be."""
         return levels.ring(self, self._check(ranks))
-
-    def tree(self, ranks: Iterable[int]) -> tuple[Tree, Tree]:
-        """Two trees over the ranks: binary between nodes, a chain inside each."""
-        return levels.tree(self, self._check(ranks))
 
     def _check(self, ranks: Iterable[int]) -> tuple[int, ...]:
         group = tuple(int(r) for r in ranks)
