@@ -264,6 +264,9 @@ def _members(cluster: "Cluster", ranks: Group) -> Members:
 
 def _inner(cluster: "Cluster", members: Members, others: Sequence[Members]) -> Level:
     """The tier inside nodes."""
+    for some in (members, *others):  # what spreads and shares are made of
+        for kind, slots in some.classes:
+            cluster.groups[kind][0].order(slots, closed=True)
     spreads = [
         cluster.groups[kind][0].spread(slots) if len(slots) > 1 else None
         for kind, slots in members.classes
@@ -453,15 +456,15 @@ def _local(cluster: "Cluster", ranks: list[int], closed: bool) -> tuple[int, ...
 
 def shortest_ring(width: Matrix, delay: Matrix) -> Order:
     """The best closed tour of points 0 … n-1, starting at 0."""
-    return _tour(width, delay, closed=True)
+    return tour(width, delay, closed=True)
 
 
 def chain(width: Matrix, delay: Matrix) -> Order:
     """The best open tour of points 0 … n-1."""
-    return _tour(width, delay, closed=False)
+    return tour(width, delay, closed=False)
 
 
-def _tour(width: Matrix, delay: Matrix, *, closed: bool) -> Order:
+def tour(width: Matrix, delay: Matrix, *, closed: bool) -> Order:
     size = len(width)
     if size <= 3 and (closed or size < 3):
         return tuple(range(size))

@@ -23,7 +23,7 @@ from functools import cached_property, wraps
 from math import inf
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from foretell.cluster.levels import Wires, chain, flow, shortest_ring, spread, widest
+from foretell.cluster.levels import Wires, flow, spread, tour, widest
 from foretell.errors import InputError, unknown
 
 FORMATS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
@@ -209,7 +209,7 @@ class Node:
         paths = [[self._paths(a).get(b) for b in slots] for a in slots]
         width = [[self.bandwidth(path) for path in row] for row in paths]
         delay = [[self.latency(path) for path in row] for row in paths]
-        best = (shortest_ring if closed else chain)(width, delay)
+        best = tour(width, delay, closed=closed)
         return tuple(slots[i] for i in best)
 
     @_remembered

@@ -144,14 +144,14 @@ def best(limits: Limits, fitted: Fitted, asked: Product, tiles: Tile, *, may_spl
     for at in range(0, len(least), _CHUNK):
         part = asked[at : at + _CHUNK, None]
         grid = np.ceil(part.m / rows), np.ceil(part.n / cols)
-        splits = [np.ones((1, 1))]
+        splits, aligned = [np.ones((1, 1))], _aligned(limits, fitted, part)
         if may_split:
             splits.append(_fill(limits, fitted, part, grid, tiles))
         times = []
         for split in splits:
             blocks = part.b * grid[0] * grid[1] * split
             deep = np.ceil(part.k / split / fitted["step_k"]) * fitted["step_k"]
-            compute = _compute(limits, fitted, blocks, deep, tiles, part)
+            compute = _compute(limits, fitted, blocks, deep, tiles, part.turned, aligned)
             memory = _memory(limits, fitted, part, grid, tiles, split)
             fabric = blocks * (rows + cols) * deep * limits.size
             fabric /= np.minimum(limits.units, blocks) * limits.clock * fitted["fabric"]
@@ -178,8 +178,9 @@ def _resident(fitted: Fitted, tile: Tile) -> Array:
 
 
 def _compute(
-    limits: Limits, fitted: Fitted, blocks: Array, deep: Array, tile: Tile, asked: Product
-) -> Array:
+    limits: Limits, fitted: Fitted, blocks: Array, deep: Array, tile: Tile, turned: Array,
+    aligned: Array,
+) -> Array:  # fmt: skip
     rows, cols = tile
     resident = _resident(fitted, tile)
     waves = np.floor(blocks / (limits.units * resident))
@@ -196,8 +197,8 @@ def _compute(
         efficiency = 1 - (1 - efficiency) * limits.ease
     if limits.shares and limits.pipe == "simt":
         efficiency *= fitted["sharing"]
-    free = limits.peak * np.minimum(1.0, efficiency) * _upright(limits, fitted, asked.turned)
-    rate = np.minimum(free, _aligned(limits, fitted, asked))
+    free = limits.peak * np.minimum(1.0, efficiency) * _upright(limits, fitted, turned)
+    rate = np.minimum(free, aligned)
     work = turns * 2 * rows * cols * (deep + fitted["start_k"] * limits.ease)
     return throttled(limits, fitted, work * limits.units, rate)
 

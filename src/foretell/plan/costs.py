@@ -153,6 +153,8 @@ def costs(
     """Prices of all layers for checked plans, one entry a plan; on the slowest device of all."""
     table = layouts(plans)
     cells, which = table.cells()
+    for key in sorted({key for p in plans for key in (alike(p), _shared(p)) if key[0] > 1}):
+        levels(cluster, *key)  # links of all groups that reduce or gather, ahead
     layers = [cost.take(which) for cost in layer_costs(workload, cluster, cells, device)]
     held = [_taken(h, which) for h in holdings(workload, cells)]
     overlap_exponent = np.array([r.profile.exponent for r in table.runs])

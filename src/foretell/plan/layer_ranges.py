@@ -59,7 +59,7 @@ from foretell.plan.framework import Running, running
 from foretell.plan.layer_cost import holdings, layouts
 from foretell.plan.order import BACKWARD, FORWARD
 from foretell.plan.plan import Plan
-from foretell.plan.prices import PricedStage, StageColumns, StageLayers, priced_stages
+from foretell.plan.prices import PricedStage, StageLayers, priced_stages, seconds_by_layer
 from foretell.plan.program import Buffer, Message, Piece, Program, ResolvedStep, StageTasks
 from foretell.workload import Op, Workload
 from foretell.workload.workload import BYTES
@@ -138,8 +138,7 @@ def unit_seconds(
     """Every unit at some numbers of samples on one kind of device: units × sizes."""
     plans = [plain.but(micro_batch=int(b), global_batch=int(b), **degrees) for b in sizes]
     c = costs(plans, workload, cluster, device)
-    nowhere = np.zeros((len(workload.layers), len(plans)))
-    ahead, back = StageColumns(c, nowhere, nowhere[0], workload, cluster).layers
+    ahead, back = seconds_by_layer(c, workload, cluster)
     parts = [layer_parts(c, at, workload) for at in range(len(workload.layers))]
     lead = np.array([sum(part.lead(c.overlap_exponent) for part in pair) for pair in parts])
     each = [unit.layer for unit in units(workload)]

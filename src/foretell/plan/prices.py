@@ -70,6 +70,7 @@ class StageColumns:
     numbers: Array  # of the stages in their pipeline
     workload: Workload
     cluster: Cluster  # what their collectives see
+    cost: Stage  # what one micro-batch costs
     devices: Cluster | None = None  # whose memory it is, where not all of those
 
     @property
@@ -78,22 +79,9 @@ class StageColumns:
         return room(self.devices or self.cluster)
 
     @cached_property
-    def cost(self) -> Stage:
-        """What one micro-batch costs."""
-        return stage(self.costs, self.times, self.workload, self.cluster)
-
-    @cached_property
     def layers(self) -> tuple[Array, Array]:
         """Forward and backward seconds of every layer, once: layers × stages."""
-        found = [layer_seconds(self.costs, at, self.workload) for at in range(len(self.times))]
-        if any(is_copied(plan) for plan in self.costs.plans.plans):
-            more = [
-                copied_seconds(self.costs, at, self.workload, self.cluster)
-                for at in range(len(self.times))
-            ]
-            found = [(a + c, b + d) for (a, b), (c, d) in zip(found, more, strict=True)]
-        found[-1] = found[-1][0], found[-1][1] + self.costs.turn
-        return np.array([one for one, _ in found]), np.array([other for _, other in found])
+        return seconds_by_layer(self.costs, self.workload, self.cluster)
 
     @cached_property
     def weight_seconds(self) -> Array:
@@ -135,6 +123,17 @@ class StageColumns:
     def regather_seconds(self) -> Array:
         """Parameters handed back after the update."""
         return regathering(self.costs, self.cost, self.cluster)
+
+
+def seconds_by_layer(c: Costs, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
+    """Forward and backward seconds of every layer, once: layers × plans."""
+    every = range(len(workload.layers))
+    found = [layer_seconds(c, at, workload) for at in every]
+    if any(is_copied(plan) for plan in c.plans.plans):
+        more = [copied_seconds(c, at, workload, cluster) for at in every]
+        found = [(a + x, b + y) for (a, b), (x, y) in zip(found, more, strict=True)]
+    found[-1] = found[-1][0], found[-1][1] + c.turn
+    return np.array([one for one, _ in found]), np.array([other for _, other in found])
 
 
 @dataclass(frozen=True)
@@ -255,14 +254,20 @@ def _columns(
         shares = [rerun_share(s.plan, round(n)) for s, n in zip(some, blocks, strict=True)]
         each = replace(each, share=np.array(shares))
     times = np.array([one.times for one in some], float).T
-    return StageColumns(each, times, np.array([float(s.number) for s in some]), workload, cluster)
+    numbers, cost = np.array([float(s.number) for s in some]), stage(each, times, workload, cluster)
+    return StageColumns(each, times, numbers, workload, cluster, cost)
 
 
 def uneven_stage(one: StageLayers, workload: Workload, cluster: Cluster) -> PricedStage:
     """A stage whose replicas have unlike samples: all wait for the one that takes longest."""
     machines = _part(cluster, one.ranks)
     every = tuple(
-        replace(found.columns, cluster=machines, devices=found.cluster)
+        replace(
+            found.columns,
+            cluster=machines,
+            devices=found.cluster,
+            cost=stage(found.columns.costs, found.columns.times, workload, machines),
+        )
         for ranks, plan in unlike_replicas(one.ranks, one.plan, cluster)
         for found in priced_stages([one._replace(plan=plan, ranks=ranks)], workload, cluster)
     )
