@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.cluster.levels import chain, shortest_ring
+from foretell.cluster.levels import tour
 
 
 @st.composite
@@ -35,7 +35,7 @@ def test_ring_is_the_best_of_all(case: tuple[list[list[float]], list[list[float]
     width, delay = case
     orders = ((0, *rest) for rest in permutations(range(1, len(width))))
     best = min(_worth(width, delay, order, closed=True) for order in orders)
-    assert _worth(width, delay, shortest_ring(width, delay), closed=True) == best
+    assert _worth(width, delay, tour(width, delay, closed=True), closed=True) == best
 
 
 @given(matrices())
@@ -45,7 +45,7 @@ def test_chain_is_the_best_of_all(case: tuple[list[list[float]], list[list[float
     best = min(
         _worth(width, delay, order, closed=False) for order in permutations(range(len(width)))
     )
-    assert _worth(width, delay, chain(width, delay), closed=False) == best
+    assert _worth(width, delay, tour(width, delay, closed=False), closed=False) == best
 
 
 @given(matrices(most=14))
@@ -54,7 +54,7 @@ def test_beyond_exact_it_is_a_tour_no_worse_than_counting(
     case: tuple[list[list[float]], list[list[float]]],
 ) -> None:
     width, delay = case
-    order = shortest_ring(width, delay)
+    order = tour(width, delay, closed=True)
     assert sorted(order) == list(range(len(width)))
     counted = _worth(width, delay, tuple(range(len(width))), closed=True)
     assert _worth(width, delay, order, closed=True) <= counted
@@ -63,4 +63,5 @@ def test_beyond_exact_it_is_a_tour_no_worse_than_counting(
 @pytest.mark.parametrize("size", [1, 2, 9, 40])
 def test_equal_points_are_taken_in_order(size: int) -> None:
     flat = [[1.0] * size for _ in range(size)]
-    assert shortest_ring(flat, flat) == chain(flat, flat) == tuple(range(size))
+    found = [tour(flat, flat, closed=closed) for closed in (True, False)]
+    assert found == [tuple(range(size))] * 2

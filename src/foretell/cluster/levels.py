@@ -454,17 +454,8 @@ def _local(cluster: "Cluster", ranks: list[int], closed: bool) -> tuple[int, ...
     return tuple(at[s] for s in cluster.node(ranks[0]).order(tuple(slots), closed=closed))
 
 
-def shortest_ring(width: Matrix, delay: Matrix) -> Order:
-    """The best closed tour of points 0 … n-1, starting at 0."""
-    return tour(width, delay, closed=True)
-
-
-def chain(width: Matrix, delay: Matrix) -> Order:
-    """The best open tour of points 0 … n-1."""
-    return tour(width, delay, closed=False)
-
-
 def tour(width: Matrix, delay: Matrix, *, closed: bool) -> Order:
+    """The best tour of points 0 … n-1: a ring from 0 where it is closed, else a chain."""
     size = len(width)
     if size <= 3 and (closed or size < 3):
         return tuple(range(size))

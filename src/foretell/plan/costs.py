@@ -627,15 +627,10 @@ class Memory:
 def memory(plan: Plan, workload: Workload, cluster: Cluster) -> list[Memory]:
     """What a rank of each stage holds, stage by stage."""
     plan, cluster = placed(plan, cluster)
-    c = unpriced([check(plan, workload, cluster)], workload)
-    return [rank_memory(c, workload, s) for s in range(plan.pp)]
-
-
-def rank_memory(c: Costs, workload: Workload, stage: int) -> Memory:
-    """What a rank of one stage of the first plan holds."""
-    plan = c.plans.plans[0]
-    times = np.array(layers_of(plan, workload, stage))[:, None]
-    return stage_memory(c, times, workload, np.array([float(stage)]))
+    plan = check(plan, workload, cluster)
+    c = unpriced([plan], workload)
+    each = [np.array(layers_of(plan, workload, s))[:, None] for s in range(plan.pp)]
+    return [stage_memory(c, n, workload, np.array([float(s)])) for s, n in enumerate(each)]
 
 
 def peaks(c: Costs, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:

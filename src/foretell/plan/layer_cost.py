@@ -27,7 +27,7 @@ and so do its stages.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -435,12 +435,7 @@ def _empty(length: int) -> list[Part]:
 
 def slowest(cluster: Cluster, dtype: str = "bf16") -> Device:
     """The device that others wait for: the one of the least matrix rate in a format."""
-    return slower(_kinds(cluster), dtype)
-
-
-def slower(devices: Iterable[Device], dtype: str = "bf16") -> Device:
-    """The one of some devices that the others wait for."""
-    return min(devices, key=lambda device: device.peak(dtype))
+    return min(_kinds(cluster), key=lambda device: device.peak(dtype))
 
 
 def slow_devices(cluster: Cluster) -> list[Device]:
