@@ -113,8 +113,7 @@ def test_one_stage_on_all_ranks_is_tensor_parallelism(spec, four):
         predict(plan, workload, four),
         predict(as_degrees(plan, workload), workload, four),
     )
-    assert placed.step == pytest.approx(split.step, rel=1e-4)  # tied weights are updated once
-    assert placed.peak == pytest.approx(split.peak, rel=0.02)  # the framework's own bytes too
+    assert (placed.step, placed.peak) == (split.step, split.peak)
 
 
 def test_shapes_put_layers_where_they_say(four):
