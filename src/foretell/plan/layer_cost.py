@@ -407,8 +407,8 @@ def layer_costs(
         found.append([LayerCost(*phases) for phases in whole])
     if len(found) == 1:
         return found[0]
-    took = np.array([_kernels(one, workload) for one in found])
-    return _picked(found, took.argmax(axis=0))
+    busy = np.array([_kernels(one, workload) for one in found])
+    return _picked(found, busy.argmax(axis=0))
 
 
 def _kernels(costs: list[LayerCost], workload: Workload) -> Array:

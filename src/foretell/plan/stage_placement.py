@@ -328,7 +328,8 @@ def _columns(prices: Prices, ranks: tuple[int, ...], recompute: bool) -> StageCo
         tp=len(ranks), dp=1, pp=1, stages=(), actions=(), schedule="zb-h1",
         recompute="full" if recompute else "none",
     )  # fmt: skip
-    asked = [StageLayers(plan, ranks, once) for once in np.eye(len(prices.workload.layers))]
+    every = np.eye(len(prices.workload.layers)).tolist()
+    asked = [StageLayers(plan, ranks, once) for once in every]
     return priced_stages(asked, prices.workload, prices.cluster)[0].columns
 
 
@@ -505,7 +506,7 @@ def peaks(
 
 def seconds(prices: Prices, place: StagePlacement, kind: str, paid: PlacedStageCost) -> float:
     """How long one block of a stage takes; offloading hides behind it as far as it can."""
-    took = {"F": paid.forward, "B": paid.backward, "I": paid.inputs, "W": paid.weights}[kind]
+    took: float = {"F": paid.forward, "B": paid.backward, "I": paid.inputs, "W": paid.weights}[kind]
     if "offload" in place.ways and kind != "W":
         return max(took, offloading(prices, place.ranks[0], paid.kept))
     return took
