@@ -27,7 +27,7 @@ An image of n×c×h×w meets k filters of (c/groups)×r×s and leaves n×k×p×q
                1×1 convolution, which is a plain product either way (→ `_turned`)
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -240,17 +240,16 @@ def throttled(limits: Limits, fitted: Fitted, work: Array, rate: Array) -> Array
 
 def norm(p: float, *terms: Array) -> Array:
     """(Σ xᵖ)^(1/p): times that overlap, the longest counting most; quick where p is 2, 4 or 8."""
-    if p in _STEPS:
-        steps = range(_STEPS[p])
-        total = sum(_each(np.square, steps, x) for x in terms)
-        return _each(np.sqrt, steps, total)
-    return portable.power(sum(portable.power(x, p) for x in terms), 1 / p)
-
-
-def _each(step: Callable[[Array], Array], steps: range, x: Any) -> Array:
-    for _ in steps:
-        x = step(x)
-    out: Array = x
+    if p not in _STEPS:
+        return portable.power(sum(portable.power(x, p) for x in terms), 1 / p)
+    total: Any = 0
+    for x in terms:
+        for _ in range(_STEPS[p]):
+            x = np.square(x)
+        total = total + x
+    for _ in range(_STEPS[p]):
+        total = np.sqrt(total)
+    out: Array = total
     return out
 
 
