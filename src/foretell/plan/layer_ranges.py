@@ -11,7 +11,7 @@ In the program of a step every rank of a range is a stage of its own:
 
     forward, backward   one task a range of layers, rank and micro-batch; the last backward has one
                         for each message of gradients
-    send                samples that the next range wants elsewhere
+    send                samples that a range which reads it wants elsewhere
     sync, product       gradients as soon as their backward is done; with factors, then the product
     update, share       the optimizer when all gradients are there; then parameters go round
 
@@ -44,6 +44,7 @@ from foretell.plan.check import (
     micro_batches_of_groups,
     runs,
     spoken,
+    unit_reads,
     units,
 )
 from foretell.plan.costs import trained_tensors, unpriced
@@ -506,13 +507,16 @@ class Action(NamedTuple):
 
 
 def orders(
-    where: Sequence[Sequence[int]], batches: int, together: Collection[int] = ()
-) -> dict[int, list[Action]]:
+    where: Sequence[Sequence[int]], batches: int, together: Collection[int] = (),
+    links: Collection[tuple[int, int]] | None = None,
+) -> dict[int, list[Action]]:  # fmt: skip
     """What each rank does, in order; `where` has the ranks of each run of layers.
 
     Ranks of runs in `together` (the split ones) begin at the same moment: they communicate inside.
+    `links` has the runs that read one another; each reads the one before where it is None.
     """
-    played = _RankActions(where, batches, together)
+    links = [*pairwise(range(len(where)))] if links is None else links
+    played = _RankActions(where, batches, together, links)
     now = 0
     played.begin(now)
     while played.busy:
@@ -526,8 +530,9 @@ class _RankActions:
     """A step on its way."""
 
     def __init__(
-        self, where: Sequence[Sequence[int]], batches: int, together: Collection[int]
-    ) -> None:
+        self, where: Sequence[Sequence[int]], batches: int, together: Collection[int],
+        links: Collection[tuple[int, int]],
+    ) -> None:  # fmt: skip
         self.where, self.together = where, together
         self.found: dict[int, list[Action]] = {rank: [] for ranks in where for rank in ranks}
         self.idle, self.busy = set(self.found), list[tuple[int, int, Action]]()  # end, rank, what
@@ -538,7 +543,7 @@ class _RankActions:
         )  # ends still to come
         acts = [Action(k, q, m) for m in range(batches) for q in range(len(where)) for k in "FB"]
         for act in acts:
-            needs = _before(act, len(where))
+            needs = _before(act, links)
             for need in needs:
                 self.then.setdefault(need, []).append(act)
             self.missing[act] = sum(len(where[need.run]) for need in needs)
@@ -582,13 +587,14 @@ class _RankActions:
                     self._offer(follower)
 
 
-def _before(act: Action, runs: int) -> list[Action]:
+def _before(act: Action, links: Collection[tuple[int, int]]) -> list[Action]:
     """What has to be done on all its ranks first; micro-batches of a run go in turn."""
     kind, q, m = act
     earlier = [Action(kind, q, m - 1)] if m else []
     if kind == "F":
-        return earlier + ([Action("F", q - 1, m)] if q else [])
-    return [*earlier, Action("F", q, m)] + ([Action("B", q + 1, m)] if q + 1 < runs else [])
+        return earlier + [Action("F", read, m) for read, reader in links if reader == q]
+    behind = [Action("B", reader, m) for read, reader in links if read == q]
+    return [*earlier, Action("F", q, m), *behind]
 
 
 class Move(NamedTuple):
@@ -661,11 +667,29 @@ def moved(first: LayerRange, then: LayerRange) -> dict[tuple[int, int], float]:
     return out
 
 
-def in_flight(found: Sequence[LayerRange]) -> dict[tuple[int, int], int]:
+def reading(found: Sequence[LayerRange], costs: GroupCosts) -> dict[tuple[int, int], float]:
+    """(range, range that reads it): bytes of one sample that it reads."""
+    home = {unit: q for q, one in enumerate(found) for unit in one.units}
+    read = {
+        (home[u], home[v], u)
+        for v, sources in enumerate(unit_reads(costs.workload))
+        for u in sources
+        if home[u] != home[v]
+    }
+    out: dict[tuple[int, int], float] = defaultdict(float)
+    for q, r, unit in sorted(read):
+        out[q, r] += float(costs.held["handed"][unit])
+    return out
+
+
+def in_flight(
+    found: Sequence[LayerRange], links: Collection[tuple[int, int]]
+) -> dict[tuple[int, int], int]:
     """For each rank and stretch the most micro-batches whose backward is still to come."""
     split = [q for q, stretch in enumerate(found) if stretch.is_split]
     out: dict[tuple[int, int], int] = {}
-    for rank, row in orders([one.ranks for one in found], found[0].batches, split).items():
+    each = orders([one.ranks for one in found], found[0].batches, split, links)
+    for rank, row in each.items():
         now = dict.fromkeys(range(len(found)), 0)
         for act in row:
             now[act.run] += 1 if act.kind == "F" else -1
@@ -724,6 +748,19 @@ class GroupStep(ResolvedStep):
         pairs = [(q, rank) for q, one in enumerate(self.found) for rank in one.ranks]
         return {pair: at for at, pair in enumerate(pairs)}
 
+    @cached_property
+    def links(self) -> dict[tuple[int, int], float]:
+        """(range, range that reads it): bytes of one sample."""
+        return reading(self.found, self.costs)
+
+    def _first(self, rank: int) -> tuple[int, ...]:
+        """The stages of a rank whose backward is its last: no other range of it comes before."""
+        behind: dict[int, set[int]] = defaultdict(set)  # ranges that read a range of this rank
+        for q, r in sorted(self.links):
+            behind[r] |= behind[q] | ({q} if rank in self.found[q].samples else set())
+        mine = [q for q, one in enumerate(self.found) if rank in one.samples]
+        return tuple(self.cells[q, rank] for q in mine if not behind[q])
+
     def program(self, detail: str) -> Program:
         """The program of the step; a range is one task a rank whatever the detail."""
         out = Program(is_ordered=False)
@@ -734,9 +771,11 @@ class GroupStep(ResolvedStep):
         out.links = [f"{word} {node}" for node in nodes for word in ("out", "in", "bus")]
         for q in range(len(self.found)):
             self._add_range(out, q)
-        for q in range(len(self.found) - 1):
-            self._add_messages(out, q)
-        out.turns = [(self.cells[len(self.found) - 1, r], 0) for r in self.found[-1].ranks]
+        for (q, r), size in self.links.items():
+            self._add_messages(out, q, r, size)
+        read = {q for q, _ in self.links}
+        ends = [(q, one) for q, one in enumerate(self.found) if q not in read]
+        out.turns = [(self.cells[q, rank], 0) for q, one in ends for rank in one.ranks]
         self._add_end(out)
         for rank in self.ranks:
             for kind, size in self._holding[rank].items():
@@ -782,16 +821,16 @@ class GroupStep(ResolvedStep):
                 StageTasks(rank, (held,), talk, chain, way, np.zeros_like(way), micro, order)
             )
 
-    def _add_messages(self, out: Program, q: int) -> None:
-        """What a range hands the next and gets back; what a rank has already it only waits for."""
-        first, then = self.found[q], self.found[q + 1]
-        size = float(self.costs.held["handed"][first.units[-1]]) * first.batch / self.batches
+    def _add_messages(self, out: Program, q: int, r: int, bytes_each: float) -> None:
+        """What one range reads of another and sends back; what its ranks have they wait for."""
+        first, then = self.found[q], self.found[r]
+        size = bytes_each * first.batch / self.batches
         for rank in first.ranks:
             if rank in then.ranks:
-                a, b = (self.cells[q, rank], 0), (self.cells[q + 1, rank], 0)
+                a, b = (self.cells[q, rank], 0), (self.cells[r, rank], 0)
                 out.messages += [Message(FORWARD, a, b), Message(BACKWARD, b, a)]
         for (source, target), share in moved(first, then).items():
-            a, b = (self.cells[q, source], 0), (self.cells[q + 1, target], 0)
+            a, b = (self.cells[q, source], 0), (self.cells[r, target], 0)
             for way, here, there in ((FORWARD, a, b), (BACKWARD, b, a)):
                 ranks = (target, source) if way else (source, target)
                 out.messages.append(
@@ -821,10 +860,9 @@ class GroupStep(ResolvedStep):
         updated = {}
         for rank in self.ranks:
             took = update_seconds(self.found, self.costs, rank)
-            first = next(q for q, one in enumerate(self.found) if rank in one.samples)
             updated[rank] = out.end(
                 "kernel", "optimizer", rank, (self._lane(rank),), took, "update",
-                stages=(self.cells[first, rank],), parts=(), behind=tuple(synced[rank]),
+                stages=self._first(rank), parts=(), behind=tuple(synced[rank]),
             )  # fmt: skip
         for one, op, size in later:
             took = self.costs.talk(op, size, one.ranks)
@@ -883,7 +921,7 @@ class GroupStep(ResolvedStep):
     @cached_property
     def _holding(self) -> dict[int, dict[str, float]]:
         """Bytes of every rank at its fullest, by what they are."""
-        flying, out = in_flight(self.found), {}
+        flying, out = in_flight(self.found, self.links), {}
         for rank in self.ranks:
             total = dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), 0.0)
             brief = 0.0

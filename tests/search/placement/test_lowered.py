@@ -21,7 +21,7 @@ from foretell.search.placement.problem import (
 )
 from foretell.workload import load
 
-MODELS = ("vgg11:batch=8", "bert:layers=4,batch=2")
+MODELS = ("vgg11:batch=8", "bert:layers=4,batch=2", "flava:batch=4")
 CLOSE = 0.02
 
 

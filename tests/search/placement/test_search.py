@@ -10,15 +10,16 @@ from foretell.cluster import load as machines
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan, lower, read, save
 from foretell.plan.unsupported import unsupported
+from foretell.predict import predict
 from foretell.search.placement import baselines, mix
 from foretell.search.placement.anneal import anneal, polish
 from foretell.search.placement.baselines import BASELINES
 from foretell.search.placement.device_classes import fleet
-from foretell.search.placement.evaluate import Evaluator
+from foretell.search.placement.evaluate import Evaluator, graph
 from foretell.search.placement.mcts import Tree, even_chances, look_ahead
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.placement.plans import plan_of, samples, seconds_of
-from foretell.search.placement.problem import ALL_REDUCE, Action, problem, uniform
+from foretell.search.placement.problem import ALL_REDUCE, Action, Placement, problem, uniform
 from foretell.simulate import simulate
 from foretell.workload import load
 from tests.search.placement.machines import mixed
@@ -267,3 +268,44 @@ def test_tag_as_published_begins_at_data_parallelism_and_tells_64_blocks_apart()
     found = planner._as_published(small, silent).found
     assert found.seconds <= plain
     assert len(fleet(machines("dgx-1-v100:nodes=64"), most=planner.blocks).cells) >= 64
+
+
+@pytest.fixture(scope="module")
+def towers(tmp_path_factory):
+    """Two encoders that one reads, on a mixed pair of nodes."""
+    where = mixed(tmp_path_factory.mktemp("towers"))
+    return problem(load("flava:layers=4,joint=1,batch=4"), where)
+
+
+def branched(on, first, second, rest):
+    """One set of devices for each branch, one for what joins them."""
+    chosen = dict.fromkeys(on.branches[0], first) | dict.fromkeys(on.branches[1], second)
+    return Placement(tuple(Action(chosen.get(g, rest), ALL_REDUCE) for g in range(len(on.groups))))
+
+
+def test_branches_on_devices_of_their_own_run_at_once(towers):
+    on = Evaluator(towers)
+    sets, size = towers.fleet.sets, towers.tables.size
+    one, other, *_ = (s for s in range(len(sets)) if size[s] == 1)
+    apart, together = (on.seconds(branched(towers, one, s, one)) for s in (other, one))
+    second = [*towers.branches[1]]
+    tail = towers.tables.forward[0, second[-1] + 1, -1] - towers.tables.forward[0, second[0], -1]
+    assert apart < together - tail  # not even the forward of the second is waited for
+    by = graph(towers, branched(towers, one, other, one))
+    assert simulate(by).seconds == apart
+
+
+def test_tag_places_branches_apart_where_that_wins(towers):
+    from foretell.search.placement.planner import Tag
+
+    on, every = Evaluator(towers), range(len(towers.fleet.sets))
+    together = min(on.seconds(branched(towers, s, s, s)) for s in every)
+    found, best = Tag(playouts=100).search(towers.workload, towers.cluster)
+    first, second = (
+        {cell for g in way for cell in towers.fleet.sets[best.found.placement.actions[g].devices]}
+        for way in towers.branches
+    )
+    assert not first & second
+    assert found.predicted < 0.7 * together
+    repeated = predict(found.plan, towers.workload, towers.cluster)
+    assert repeated.step == pytest.approx(found.predicted, rel=0.02)

@@ -164,7 +164,7 @@ def loops_anneal(
     `chosen` has a row each for sets, ways and servers.
     """
     np.random.seed(seed)  # noqa: NPY002
-    p = moves.page(chosen.shape[1], len(t.kind), MICROS[-1])
+    p = moves.page(t, MICROS[-1])
     now = scored(t, chosen, step, p)
     now = now if now > 0 else np.inf
     best, best_chosen, best_step = now, chosen.copy(), step.copy()

@@ -12,7 +12,8 @@ Op groups: layers that nothing but splittable tensors joins, put together by MET
 A unit is one layer of a workload, once: inside it all ops are split or none is, and what it hands
 on has a row for each sample. Where there are more units than a search can decide about, METIS
 (through pymetis) makes `most` groups of them, vertices weighing the root of their time and edges
-their bytes, as TAG does; a group is then cut where it is not in one piece of the chain.
+(units and what they read, branches and all) their bytes, as TAG does; a group is then cut where
+its units do not follow one another.
 Tied weights belong to the first group that has them; the others follow its choice.
 
 Prices of collectives on candidate sets and of messages between cells, as laws.
@@ -24,6 +25,7 @@ from `foretell.cost.collective`, which is asked once for each set and pair of ce
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any
@@ -34,7 +36,7 @@ import numpy.typing as npt
 from foretell.cluster import Cluster, Device
 from foretell.cost import collective
 from foretell.errors import InputError, UnmodelledError
-from foretell.plan.check import Unit, units
+from foretell.plan.check import Unit, unit_reads, units
 from foretell.workload import Workload
 
 Array = npt.NDArray[np.float64]
@@ -62,9 +64,12 @@ class Group:
 def grouped(
     workload: Workload, seconds: Array, handed: Array, most: int = MOST_OP_GROUPS
 ) -> tuple[Group, ...]:
-    """Groups of units, given the seconds of each and the bytes each hands to the next."""
+    """Groups of units, given the seconds of each and the bytes of what each makes."""
     found = units(workload)
-    parts = list(range(len(found))) if len(found) <= most else metis_parts(seconds, handed, most)
+    parts = list(range(len(found)))
+    if len(found) > most:
+        reads = [(u, v) for v, sources in enumerate(unit_reads(workload)) for u in sources]
+        parts = metis_parts(seconds, reads, handed[[u for u, _ in reads]], most)
     runs: list[list[Unit]] = []
     for i, unit in enumerate(found):
         if i == 0 or parts[i] != parts[i - 1]:
@@ -73,8 +78,10 @@ def grouped(
     return tuple(Group(tuple(run), _leader(workload, runs, g)) for g, run in enumerate(runs))
 
 
-def metis_parts(seconds: Array, handed: Array, most: int) -> list[int]:
-    """The part of each unit of a chain."""
+def metis_parts(
+    seconds: Array, reads: Sequence[tuple[int, int]], size: Array, most: int
+) -> list[int]:
+    """The part of each of some vertices, given what reads what and how many bytes of it."""
     try:
         import pymetis
     except ImportError:
@@ -84,9 +91,13 @@ def metis_parts(seconds: Array, handed: Array, most: int) -> list[int]:
         ) from None
     n = len(seconds)
     heavy = _capped(1 + np.sqrt(seconds / max(seconds.max(), 1e-12)) * 1000, most)
-    wide = np.maximum(1, handed[: n - 1] / max(handed.max(), 1.0) * 10_000).astype(int)
-    around = [[j for j in (i - 1, i + 1) if 0 <= j < n] for i in range(n)]
-    weights = [int(wide[min(i, j)]) for i in range(n) for j in around[i]]
+    wide = np.maximum(1, size / max(size.max(initial=0.0), 1.0) * 10_000).astype(int).tolist()
+    joined: list[dict[int, int]] = [{} for _ in range(n)]
+    for (u, v), bytes_ in zip(reads, wide, strict=True):
+        for i, j in ((u, v), (v, u)):
+            joined[i][j] = joined[i].get(j, 0) + bytes_
+    around = [sorted(row) for row in joined]
+    weights = [joined[i][j] for i in range(n) for j in around[i]]
     options = pymetis.Options(seed=1)
     _, parts = pymetis.part_graph(
         most,

@@ -97,7 +97,7 @@ def compiled_scores(
 ) -> F1:
     """Seconds of many placements, a row each."""
     out = np.empty(len(sets))
-    p = page(sets.shape[1], len(t.kind), micros.max())
+    p = page(t, micros.max())
     for i in range(len(sets)):
         out[i] = score(t, sets[i], ways[i], servers[i], micros[i], fuse[i], mode[i], p)
     return out
@@ -181,7 +181,7 @@ def memory(problem: Problem, placement: Placement) -> dict[int, float]:
 def with_shares(problem: Problem, placement: Placement, share: Ints) -> float:
     """Seconds where samples are split as given; infinite where that does not fit."""
     t = problem.tables
-    page = moves.page(len(problem.groups), len(t.kind), placement.micros)
+    page = moves.page(t, placement.micros)
     chosen = settled(problem, placement)
     found = score_with(t, *chosen, placement.micros, float(placement.fuse), share, page)
     return inf if found < 0 else float(found)
@@ -190,7 +190,7 @@ def with_shares(problem: Problem, placement: Placement, share: Ints) -> float:
 def graph(problem: Problem, placement: Placement) -> Graph:
     """The tasks of a placement as a graph that `foretell.simulate` simulates."""
     t = problem.tables
-    page = moves.page(len(problem.groups), len(t.kind), placement.micros)
+    page = moves.page(t, placement.micros)
     share, chosen = shares(problem, placement), settled(problem, placement)
     write.written(t, *chosen, placement.micros, float(placement.fuse), share, page)
     return _drawn(problem, page)
@@ -275,8 +275,12 @@ def work(problem: Problem) -> float:
 
 
 def longest(problem: Problem) -> float:
-    """One sample through all groups, each where it is quickest."""
+    """One sample through the longest way of groups, each where it is quickest."""
     t = problem.tables
     each = np.diff(t.forward[:, :, 1], axis=1) + np.diff(t.backward[:, :, 1], axis=1)
     split = (t.split_forward + t.split_backward).min(axis=(0, 1))
-    return float(np.minimum(each.min(axis=0), split).sum())
+    took = np.minimum(each.min(axis=0), split)
+    ends = took.copy()
+    for source, reader, _ in t.reads.tolist():  # by reading group
+        ends[reader] = max(ends[reader], ends[source] + took[reader])
+    return float(ends.max())

@@ -1,10 +1,11 @@
 """Monte Carlo tree search over placements, as TAG guides it.
 
 The first decision is a placement to start from, the second one for the whole step (micro-batches,
-messages, samples), the third one choice for all groups or none, each further one that of one op
-group, the heaviest first (where it is served, also by whom); groups not yet decided keep what they
-have. A leaf is simulated by the simulator, not rolled out, and r = T₀/T − 1 (its fourth root above
-1, −1 where it does not fit) is backed up:
+messages, samples), the third one choice for all groups or none, the next one choice for each branch
+of the model that runs beside others, each further one that of one op group, the heaviest first
+(where it is served, also by whom); groups not yet decided keep what they have. A leaf is simulated
+by the simulator, not rolled out, and r = T₀/T − 1 (its fourth root above 1, −1 where it does not
+fit) is backed up:
 
     next = argmax  Q + c·P·√N / (1 + n),     c = √(children / 10)
 
@@ -130,7 +131,9 @@ class Tree:
     def __post_init__(self) -> None:
         self.root = Node(self.starts[0], -1 if len(self.starts) > 1 else 0 if self.steps else 1)
         self.best = (self.starts[0], self.on.seconds(self.starts[0]))
-        self._leaders = self.on.problem.leaders
+        problem = self.on.problem
+        single = [(g,) for g in problem.leaders]
+        self._runs = [tuple(range(len(problem.groups))), *problem.branches, *single]
         self._draw = random.Random(self.seed)
         self._known: set[Placement] = set()  # what was simulated
 
@@ -152,7 +155,7 @@ class Tree:
 
     def _ended(self, path: list[Node]) -> None:
         """All is decided at its end: there, and where all ways on are over, nothing is left."""
-        path[-1].is_over = path[-1].depth > len(self._leaders) + 1
+        path[-1].is_over = path[-1].depth > len(self._runs)
         for node in reversed(path[:-1]):
             node.is_over = all(child.is_over for child in node.children)
 
@@ -195,7 +198,7 @@ class Tree:
         return canonical(self.on.problem, leaf.now) in self._known
 
     def _open(self, leaves: list[Node]) -> None:
-        deepest = len(self._leaders) + 1
+        deepest = len(self._runs)
         fresh = [n for n in dict.fromkeys(leaves) if n.depth <= deepest and not n.children]
         asked = [Asked(n.now, self._ways_on(n)) for n in fresh]
         if not asked:
@@ -228,13 +231,12 @@ class Tree:
         return found
 
     def _choices(self, node: Node) -> list[Placement]:
-        problem = self.on.problem
+        problem, run = self.on.problem, self._runs[node.depth - 1]
         for_all = node.depth == 1
-        group = self._leaders[max(node.depth - 2, 0)]
-        run = range(len(problem.groups)) if for_all else range(group, group + 1)
+        group = next((g for g in problem.leaders if g in run), run[0])
         kept: Action = node.now.actions[group]
         others = [a for a in actions(problem, group, ways=self.ways) if a != kept or for_all]
-        if kept.way == PS and not for_all:
+        if kept.way == PS and len(run) == 1:
             places = servers(problem, node.now, kept.devices)
             others += [kept._replace(server=p) for p in places if p != kept.server]
         return [node.now, *(node.now.but(run, a) for a in others)]

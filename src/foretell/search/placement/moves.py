@@ -56,8 +56,9 @@ class Page(NamedTuple):
 
 
 @compiled
-def page(groups: int, cells: int, micros: int) -> Page:
-    """Room for the tasks of any placement of so many groups."""
+def page(t: Tables, micros: int) -> Page:
+    """Room for the tasks of any placement with so many micro-batches."""
+    groups, cells = max(len(t.gradient), len(t.reads)), len(t.kind)
     n = micros * groups * cells * 10 + 8 * groups + 4 * cells + 64
     wide = 4 * n + 8 * groups * cells
     return Page(

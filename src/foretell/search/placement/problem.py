@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.cluster import Cluster
-from foretell.compiled import B2, F1, F2, F3, F4, I1
+from foretell.compiled import B2, F1, F2, F3, F4, I1, I2
 from foretell.cost import kernel
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan
+from foretell.plan.check import unit_reads
 from foretell.plan.framework import Running, resolved, running
 from foretell.plan.layer_ranges import UnitSeconds, held, unit_seconds
 from foretell.plan.memory import ROUNDING, USABLE
@@ -41,6 +42,7 @@ from foretell.search.placement.device_classes import (
     sends_of,
     spans,
 )
+from foretell.search.schedule.arrange import branches
 from foretell.workload import Workload
 from foretell.workload.workload import BYTES
 
@@ -70,7 +72,8 @@ class Tables(NamedTuple):
     product: F3  # [k, g, b] seconds of the weight gradients that factors would make
     split_forward: F3  # [m, s, g] a group split over all ranks of a set, one micro-batch
     split_backward: F3
-    handed: F1  # [g] bytes a sample hands from group g to g + 1
+    reads: I2  # [e] a group, the group that reads it, the unit that is read; by reading group
+    read_bytes: F1  # [e] of one sample
     gradient: F1  # [g] bytes of its gradients
     rest: F2  # [s, g] of those, bytes that factors leave to all-reduce
     factors: F2  # [s, g] bytes of factors a sample
@@ -120,6 +123,15 @@ class Problem:
         mine = ahead / len(self.cluster.devices) + law(t.laws[0, 0], t.gradient)
         own = [g for g, group in enumerate(self.groups) if group.leader == g]
         return sorted(own, key=lambda g: (-float(mine[g]), g))
+
+    @cached_property
+    def branches(self) -> list[tuple[int, ...]]:
+        """Groups of each branch of the model that runs beside others; none where it is a chain."""
+        found = []
+        for way in branches(self.workload)[1]:
+            inside = [{unit.layer for unit in group.units} <= {*way} for group in self.groups]
+            found.append(tuple(g for g, is_inside in enumerate(inside) if is_inside))
+        return [way for way in found if way]
 
     @cached_property
     def lone(self) -> frozenset[tuple[int, int, int]]:
@@ -187,6 +199,7 @@ def _tables(
     from foretell.search.placement import factors
 
     starts = np.cumsum([0, *(len(group.units) for group in groups)])
+    reads = _reads(workload, starts)
     own = {key: _sums(values, starts) for key, values in holds.items()}
     run = running(plain)
     weight, state = run.weight_bytes + run.cast_bytes, run.state_bytes
@@ -209,7 +222,8 @@ def _tables(
         product=sent.product,
         split_forward=splits["forward"],
         split_backward=splits["backward"],
-        handed=holds["handed"][starts[1:] - 1],
+        reads=reads,
+        read_bytes=holds["handed"][reads[:, 2]],
         gradient=own["weights"] * grad,
         rest=own["weights"] * grad - sent.saved,
         factors=sent.bytes,
@@ -239,6 +253,19 @@ def _tables(
         batch=batch,
     )
     return tables, sent.ops
+
+
+def _reads(workload: Workload, starts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """[e] a group, the group that reads it, and the unit that is read."""
+    group = np.repeat(np.arange(len(starts) - 1), np.diff(starts)).tolist()
+    found = {
+        (group[v], group[u], u)
+        for v, sources in enumerate(unit_reads(workload))
+        for u in sources
+        if group[u] != group[v]
+    }
+    rows = [(source, reader, unit) for reader, source, unit in sorted(found)]
+    return np.array(rows, np.int64).reshape(-1, 3)
 
 
 def _sums(values: Array, starts: npt.NDArray[Any]) -> Array:

@@ -2,7 +2,7 @@
 
 forward, backward   one task a segment (groups in a row on one set), cell and micro-batch; the
                     last backward has one for each message of gradients
-send                samples that the next segment wants elsewhere (→ `moves`)
+send                samples that a segment which reads it wants elsewhere (→ `moves`)
 sync, product       gradients as soon as their backward is done; with factors, then the product
 update, share       the optimizer when all gradients are there; then parameters go round (ps,
                     sharded)
@@ -23,7 +23,6 @@ from foretell.search.placement.moves import (
     PRODUCT,
     SHARE,
     SYNC,
-    TASKS,
     UPDATE,
     Page,
     collective,
@@ -50,9 +49,12 @@ class Draft(NamedTuple):
     served: Any  # [g] the place that serves it
     share: Any  # [s, c]
     start: Any  # where each segment begins, and the end of the last
-    part: Any  # [q, c, c] share of the batch passed over behind each segment
-    done: Any  # [m, c] the newest task of a cell in each micro-batch
-    arrived: Any  # [c, c] the messages of the newest hand-over
+    link: Any  # [e, 2] a segment and one that reads it
+    size: Any  # [e] bytes of one sample that it reads
+    part: Any  # [e, c, c] share of the batch that is sent for it
+    ahead: Any  # [m, q, c] forward of a segment on a cell
+    back: Any  # [m, q, c] its newest backward
+    arrived: Any  # [e, c, c] the messages of the newest hand-over of each link
     synced: Any  # [c, n] what the update of a cell waits for
     counts: Any  # [c] how much that is
     later: Any  # [n, 4] set, way, bytes, first group of what goes round after the update
@@ -70,17 +72,45 @@ def drafted(t: Tables, sets: Any, ways: Any, served: Any, micros: int, share: An
             start[n] = g
             n += 1
     start[n] = groups
-    part, flags = np.zeros((n, cells, cells)), np.zeros(2, np.bool_)
-    for q in range(n - 1):
-        g, h = start[q], start[q + 1]
+    link, size, count = links(t, start, n)
+    part, flags = np.zeros((count, cells, cells)), np.zeros(2, np.bool_)
+    for e in range(count):
+        g, h = start[link[e, 0]], start[link[e, 1]]
         flags[0], flags[1] = ways[g] == SPLIT, ways[h] == SPLIT
-        moved(t, sets[g], share[sets[g]], flags, sets[h], share[sets[h]], part[q])
+        moved(t, sets[g], share[sets[g]], flags, sets[h], share[sets[h]], part[e])
     return Draft(
-        sets, ways, served, share, start[: n + 1], part,
-        np.full((micros, cells), -1, np.int64), np.full((cells, cells), -1, np.int64),
+        sets, ways, served, share, start[: n + 1], link[:count], size[:count], part,
+        np.full((micros, n, cells), -1, np.int64), np.full((micros, n, cells), -1, np.int64),
+        np.full((count, cells, cells), -1, np.int64),
         np.full((cells, groups + 1), -1, np.int64), np.zeros(cells, np.int64),
         np.zeros((groups, 4)), np.zeros(1, np.int64),
     )  # fmt: skip
+
+
+@compiled
+def links(t: Tables, start: Any, n: int) -> Any:
+    """Segments that read one another, bytes of one sample, and how many; by reading segment."""
+    most = max(len(t.reads), 1)
+    link, size, count = np.zeros((most, 2), np.int64), np.zeros(most), 0
+    home = np.zeros(start[n], np.int64)
+    for q in range(n):
+        home[start[q] : start[q + 1]] = q
+    for i in range(len(t.reads)):
+        q, r = home[t.reads[i, 0]], home[t.reads[i, 1]]
+        known, e, j = q == r, count - 1, i - 1
+        while not known and j >= 0 and home[t.reads[j, 1]] == r:
+            known = t.reads[j, 2] == t.reads[i, 2]  # two groups of a segment read it: sent once
+            j -= 1
+        if known:
+            continue
+        while e >= 0 and not (link[e, 0] == q and link[e, 1] == r):
+            e -= 1
+        if e < 0:
+            e = count
+            link[e, 0], link[e, 1] = q, r
+            count += 1
+        size[e] += t.read_bytes[i]
+    return link, size, count
 
 
 @compiled
@@ -118,19 +148,19 @@ def write_forward(p: Page, t: Tables, d: Draft, m: int, q: int, micros: int) -> 
     """One segment of one micro-batch, and what it is passed."""
     g, h = d.start[q], d.start[q + 1]
     s = d.sets[g]
-    before = d.done[m].copy()
-    if q > 0:
-        size = t.handed[g - 1] * t.batch / micros
-        transfers(p, t, d.part[q - 1], size, d.done[m], d.arrived, False, g)
-        d.done[m] = -1
-    for c in range(len(before)):
+    for e in range(len(d.size)):
+        if d.link[e, 1] == q:
+            size = d.size[e] * t.batch / micros
+            transfers(p, t, d.part[e], size, d.ahead[m, d.link[e, 0]], d.arrived[e], False, g)
+    for c in range(len(t.kind)):
         if t.member[s, c]:
             i = task(p, seconds_of(t, d, s, c, g, h, micros, False), 1, FORWARD, c, g)
             holds(p, c)
-            waits(p, before[c])
-            if q > 0:
-                waits_all(p, d.arrived, c)
-            d.done[m, c] = i
+            for e in range(len(d.size)):
+                if d.link[e, 1] == q:
+                    waits(p, d.ahead[m, d.link[e, 0], c])
+                    waits_all(p, d.arrived[e], c)
+            d.ahead[m, q, c] = i
 
 
 @compiled
@@ -138,19 +168,19 @@ def write_backward(p: Page, t: Tables, d: Draft, m: int, q: int, micros: int, fu
     """One segment backward, message by message in the last micro-batch."""
     g, h = d.start[q], d.start[q + 1]
     s = d.sets[g]
-    before = d.done[m].copy()
-    handed = q < len(d.start) - 2
-    if handed:
-        size = t.handed[h - 1] * t.batch / micros
-        transfers(p, t, d.part[q], size, d.done[m], d.arrived, True, h - 1)
-        d.done[m] = -1
+    is_read = False
+    for e in range(len(d.size)):
+        if d.link[e, 0] == q:
+            is_read = True
+            size = d.size[e] * t.batch / micros
+            transfers(p, t, d.part[e], size, d.back[m, d.link[e, 1]], d.arrived[e], True, h - 1)
     last = h
     while last > g:
         first = piece(t, d, g, last, fuse, m == micros - 1)
         size = t.gradient[first:last].sum()
         sends = m == micros - 1 and t.size[s] > 1 and d.ways[first] != SPLIT and size > 0
         by_factors = sends and d.ways[first] == FACTORS and t.factors[s, first] > 0
-        for c in range(len(before)):
+        for c in range(len(t.kind)):
             if t.member[s, c]:
                 seconds = seconds_of(t, d, s, c, first, last, micros, True)
                 if by_factors:
@@ -158,13 +188,25 @@ def write_backward(p: Page, t: Tables, d: Draft, m: int, q: int, micros: int, fu
                     seconds = max(seconds - t.product[t.kind[c], first, b], 0.0)
                 i = task(p, seconds, 2, BACKWARD, c, first)
                 holds(p, c)
-                waits(p, before[c] if last == h else d.done[m, c])
-                if handed and last == h:
-                    waits_all(p, d.arrived, c)
-                d.done[m, c] = i
+                if last < h:
+                    waits(p, d.back[m, q, c])
+                elif not is_read:
+                    waits(p, d.ahead[m, q, c])
+                else:
+                    waits_readers(p, d, m, q, c)
+                d.back[m, q, c] = i
         if sends:
-            write_sync(p, t, d, s, first, size, by_factors, m)
+            write_sync(p, t, d, s, first, size, by_factors, m, q)
         last = first
+
+
+@compiled
+def waits_readers(p: Page, d: Draft, m: int, q: int, c: int) -> None:
+    """The newest task waits for what comes back from all segments that read one."""
+    for e in range(len(d.size)):
+        if d.link[e, 0] == q:
+            waits(p, d.back[m, d.link[e, 1], c])
+            waits_all(p, d.arrived[e], c)
 
 
 @compiled
@@ -190,7 +232,7 @@ def piece(t: Tables, d: Draft, g: int, last: int, fuse: float, is_last: bool) ->
 
 @compiled
 def write_sync(
-    p: Page, t: Tables, d: Draft, s: int, first: int, size: float, by_factors: bool, m: int
+    p: Page, t: Tables, d: Draft, s: int, first: int, size: float, by_factors: bool, m: int, q: int
 ) -> None:
     """One message of gradients; with factors, the matmul that follows it."""
     way, rows = d.ways[first], t.size[s] * d.share[s].max()
@@ -203,7 +245,7 @@ def write_sync(
     i = collective(p, t, s, seconds, SYNC, first)
     for c in range(len(t.kind)):
         if t.member[s, c]:
-            waits(p, d.done[m, c])
+            waits(p, d.back[m, q, c])
     for c in range(len(t.kind)):
         if t.member[s, c]:
             j = i
@@ -224,19 +266,20 @@ def write_sync(
 def write_updates(p: Page, t: Tables, d: Draft, micros: int) -> None:
     """The optimizer of each cell when all is there; then parameters that others updated."""
     cells = len(t.kind)
-    closing, updated = np.full(cells, -1, np.int64), np.full(cells, -1, np.int64)
+    updated = np.full(cells, -1, np.int64)
     seconds = updating(t, d.sets, d.ways, d.served)
     issued(t, d, micros, seconds)
-    for i in range(p.count[TASKS]):
-        if p.what[i] == BACKWARD:
-            closing[p.cell[i]] = i
     for c in range(cells):
-        if closing[c] >= 0:
+        is_used = False
+        for q in range(len(d.start) - 1):
+            is_used = is_used or d.back[0, q, c] >= 0
+        if is_used:
             updated[c] = task(p, seconds[c], 0, UPDATE, c, 0)
             holds(p, c)
-            waits(p, closing[c])
-            for m in range(micros):
-                waits(p, d.done[m, c])
+            for q in range(len(d.start) - 1):
+                if is_first(d, q, c):
+                    for m in range(micros):
+                        waits(p, d.back[m, q, c])
             for k in range(d.counts[c]):
                 waits(p, d.synced[c, k])
     for n in range(d.number[0]):
@@ -245,6 +288,15 @@ def write_updates(p: Page, t: Tables, d: Draft, micros: int) -> None:
         for c in range(cells):
             if t.member[s, c]:
                 waits(p, updated[c])
+
+
+@compiled
+def is_first(d: Draft, q: int, c: int) -> bool:
+    """Whether a cell has nothing of what a segment reads: no other backward waits for its own."""
+    for e in range(len(d.size)):
+        if d.link[e, 1] == q and d.ahead[0, d.link[e, 0], c] >= 0:
+            return False
+    return True
 
 
 @compiled

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretell.errors import ForetellError, InfeasibleError, InputError, unknown
+from foretell.plan.check import layer_reads
 from foretell.plan.layouts import Array
 from foretell.plan.memory import ROUNDING
 from foretell.plan.stage_placement import Prices, StagePlacement, constant, room
@@ -238,7 +239,7 @@ def branches(workload: Workload) -> tuple[list[int], list[list[int]], list[int]]
     A branch is what one input of the join needs and no other does; a way around is none, and so are
     branches whose shorter ones do next to nothing.
     """
-    reads = _reads(workload)
+    reads = layer_reads(workload)
     needs: list[set[int]] = []
     for inputs in reads:
         needs.append(set(inputs).union(*(needs[i] for i in inputs)))
@@ -267,15 +268,6 @@ def _beside(ways: Sequence[Sequence[int]], work: Sequence[float]) -> float:
     """What all branches but the longest take."""
     each = [sum(work[i] for i in way) for way in ways]
     return sum(each) - max(each, default=0.0)
-
-
-def _reads(workload: Workload) -> list[list[int]]:
-    """The layers that each layer reads."""
-    at = {layer.name: i for i, layer in enumerate(workload.layers)}
-    return [
-        [at[name] for name in layer.after if name] if layer.after else list(range(i))[-1:]
-        for i, layer in enumerate(workload.layers)
-    ]
 
 
 def _work(asked: Asked, way: Sequence[int]) -> float:

@@ -2,9 +2,9 @@
 tells it.
 
 Op groups and cells start from their features. In every layer each hears along five kinds of edge:
-groups from the one before and the one behind, and by attention (GATv2) groups from cells, cells
-from groups and cells from cells. A way on is scored from the groups it changes, the cells these
-are on and go to, and its own features: no weight knows how many groups, cells or ways there are.
+groups from those they read and those that read them, and by attention (GATv2) groups from cells,
+cells from groups and cells from cells. A way on is scored from the groups it changes, the cells
+these are on and go to, and its own features: no weight knows how many groups, cells or ways there are.
 
 `foretell_lab.policy.network` is the same network on PyTorch Geometric; a test holds both equal.
 """
@@ -38,6 +38,7 @@ from foretell.search.placement.policy.view import (
 )
 
 Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
 Weights = Mapping[str, Floats]
 SLOPE = 0.2  # of leaky ReLU below zero
 
@@ -56,7 +57,7 @@ def scores(weights: Weights, seen: Sequence[Seen]) -> list[Floats]:
     behind = np.stack([one.next for one in seen])
     link = seen[0].link[None]
     for layer in range(_layers(weights)):
-        group, cell = _heard(weights, f"{layer}.", group, cell, place, behind, link)
+        group, cell = _heard(weights, f"{layer}.", group, cell, place, behind, seen[0].ends, link)
     return [_decoded(weights, one, group[i], cell[i]) for i, one in enumerate(seen)]
 
 
@@ -69,12 +70,12 @@ def chances(values: Floats) -> npt.NDArray[np.float64]:
 
 def _heard(
     weights: Weights, at: str, group: Floats, cell: Floats, place: Floats, behind: Floats,
-    link: Floats,
+    ends: Ints, link: Floats,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """One layer: what all kinds of edge bring is added up, and added to what was there."""
     to_group = _attend(weights, f"{at}serve", cell, group, place)
-    to_group += _beside(weights, f"{at}before", group, behind, 1)
-    to_group += _beside(weights, f"{at}behind", group, behind, -1)
+    to_group += _beside(weights, f"{at}before", group, behind, ends[:, 0], ends[:, 1])
+    to_group += _beside(weights, f"{at}behind", group, behind, ends[:, 1], ends[:, 0])
     to_cell = _attend(weights, f"{at}place", group, cell, place.swapaxes(1, 2))
     to_cell += _attend(weights, f"{at}link", cell, cell, link.swapaxes(1, 2))
     return group + np.maximum(to_group, 0), cell + np.maximum(to_cell, 0)
@@ -97,15 +98,14 @@ def _attend(weights: Weights, name: str, source: Floats, target: Floats, edge: F
     return out
 
 
-def _beside(weights: Weights, name: str, group: Floats, edge: Floats, shift: int) -> Floats:
-    """What each group hears from the one before (`shift` 1) or behind it, with their edge."""
+def _beside(
+    weights: Weights, name: str, group: Floats, edge: Floats, source: Ints, target: Ints
+) -> Floats:
+    """What each group hears along its edges, added up."""
     sent = _dense(weights, f"{name}.left", group)
-    told = dense(edge, weights[f"{name}.edge.weight"])[:, :-1]
+    told = np.maximum(sent[:, source] + dense(edge, weights[f"{name}.edge.weight"]), 0)
     out = np.zeros_like(sent)
-    if shift > 0:
-        out[:, 1:] = np.maximum(sent[:, :-1] + told, 0)
-    else:
-        out[:, :-1] = np.maximum(sent[:, 1:] + told, 0)
+    np.add.at(out, (slice(None), target), told)
     return out
 
 

@@ -1,9 +1,9 @@
 """What the learned prior sees of a problem, a placement and the ways on from it: plain arrays.
 
-Nodes are op groups (g) and cells of devices (c); edges join neighbours in the chain, groups with
-the cells they may run on, and cells with each other. Seconds are shares of a reference step, bytes
-shares of a device's room, so that networks see the same of small and large problems. A way on (k)
-is any other placement: what it changes, what its parts add up to on each cell, and the difference.
+Nodes are op groups (g) and cells of devices (c); edges join groups that read one another, groups
+with the cells they may run on, and cells with each other. Seconds are shares of a reference step,
+bytes shares of a device's room, so that networks see the same of small and large problems. A way
+on (k) is any other placement: what it changes, what its parts add up to on each cell, and the difference.
 
 No feature depends on how many groups, cells or ways on there are.
 
@@ -96,7 +96,7 @@ def told(
 ) -> float:
     """Simulate a placement and fill in what its groups and cells did."""
     cells = len(t.kind)
-    p = page(len(sets), cells, micros)
+    p = page(t, micros)
     written(t, sets, ways, served, micros, fuse, share, p)
     start, end = play(p, cells, 3 * (t.box.max() + 1))
     total = end.max()
@@ -149,7 +149,8 @@ class Seen(NamedTuple):
     cell: Floats  # [c, CELL]
     place: Floats  # [g, c, PLACE]
     link: Floats  # [c, c, LINK] from, to
-    next: Floats  # [g, NEXT] along the edge to the group behind; the last is not used
+    next: Floats  # [e, NEXT] along the edge from a group to one that reads it
+    ends: Ints  # [e, 2] of those edges
     way_on: Floats  # [k, WAY_ON]
     changed: Floats  # [k, g] weights of the groups that change, adding up to 1
     to: Floats  # [k, c] weights of the cells they go to
@@ -189,15 +190,17 @@ class View:
         group += [t.size[sets[0]][:, None] / t.size[0], state]
         placed = t.member[sets[0]]
         dealt = share[sets[0]] * placed / t.batch
-        joined = sets[0][:-1] == sets[0][1:]
+        ends = t.reads[:, :2]
+        joined = sets[0][ends[:, 0]] == sets[0][ends[:, 1]]
         way_on = self._ways_on(rows, sets, ways, counts, level)
-        handed = t.handed * t.batch * self.rate[0, min(1, len(self.rate) - 1)]
+        handed = t.read_bytes * t.batch * self.rate[0, min(1, len(self.rate) - 1)]
         return Seen(
             _small(np.concatenate(group, axis=1)),
             _small(np.concatenate([self.cell, told_cell], axis=1)),
             _small(np.stack([self.place, placed, dealt], axis=2)),
             self.link,
-            _small(np.stack([handed, [*joined, True]], axis=1)),
+            _small(np.stack([handed, joined], axis=1)),
+            ends,
             way_on,
             weights.astype(np.float32),
             onto.astype(np.float32),
@@ -230,8 +233,9 @@ class View:
         each = self.table[index].sum(axis=1)
         load, talk, held = (each[:, i * cells : (i + 1) * cells] for i in range(3))
         share, update, serial = (each[:, 3 * cells + i] for i in range(3))
-        moved = t.handed[:-1] * t.batch * self.rate[sets[:, :-1], sets[:, 1:]]
-        breaks = (sets[:, 1:] != sets[:, :-1]).mean(axis=1) if count > 1 else np.zeros(len(sets))
+        source, reader = sets[:, t.reads[:, 0]], sets[:, t.reads[:, 1]]
+        moved = t.read_bytes * t.batch * self.rate[source, reader]
+        breaks = (source != reader).mean(axis=1) if len(t.reads) else np.zeros(len(sets))
         full = held.max(axis=1)
         return np.stack(
             [load.max(axis=1), talk.max(axis=1), (load + talk).max(axis=1), share + update,
