@@ -113,7 +113,8 @@ def agreed(plan: Plan) -> dict[str, str]:
         if len(row) != 2 or row[1].partition(":")[0] not in AGREED:
             raise InputError(
                 f"`{'+'.join(row)}` in the plan's sync is not a parameter and a way",
-                hint="write NAME+WAY, of all-reduce, ps:RANK, sharded, factors; `/` is %2F in NAME",
+                hint="write NAME+WAY, of all-reduce, ps:RANK, sharded, factors, factors:recompute; "
+                "`/` is %2F in NAME",
             )
     return {row[0]: row[1] for row in plan.sync}
 

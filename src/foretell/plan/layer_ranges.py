@@ -77,6 +77,11 @@ class FactorMatmul(NamedTuple):
     rows: float  # of one sample
     elements: float  # of weight and bias
     source: str = ""  # the first op that reads its input: one input, gathered once for all of them
+    maker: str = ""  # the matmul that makes its input, where each rank can run that on all rows
+    maker_n1: float = 0.0
+    reader: str = ""  # the matmul whose backward makes its output gradient, where each rank can
+    reader_n2: float = 0.0
+    recomputes: tuple[str, ...] = ()  # what ranks recompute and do not gather: input, output
 
 
 def factor_matmuls(workload: Workload, unit: Unit) -> list[FactorMatmul]:
@@ -94,13 +99,40 @@ def factor_matmuls(workload: Workload, unit: Unit) -> list[FactorMatmul]:
         before = reads
         if is_product and not any(f"{layer.name}/{w.name}" in again for w in op.weights):
             found.append(_product(unit.name, op, source))
+    return _linked(found, layer)
+
+
+# What a matmul's output passes to the next matmul of a plain chain; ReLU and dropout leave zeros
+# where nothing comes back, so that the backward needs only what they made.
+_DETERMINISTIC = ("relu", "gelu", "silu", "tanh", "sigmoid")
+_ZEROING = ("relu", "dropout")
+
+
+def _linked(found: list[FactorMatmul], layer: Any) -> list[FactorMatmul]:
+    """Matmuls of a layer that is a plain chain, each with what makes its input and its gradient."""
+    ops = [op for op in layer.works() if not op.when.startswith("fused")]
+    stems = [op.name.rstrip("0123456789") for op in ops]
+    known = {*_DETERMINISTIC, *_ZEROING}
+    if any(op.kind not in ("matmul", "loss") and stem not in known
+           for op, stem in zip(ops, stems, strict=True)):  # fmt: skip
+        return found
+    at = {op.name: i for i, op in enumerate(ops)}
+    for i, j in pairwise(range(len(found))):
+        one, other = found[i], found[j]
+        between = stems[at[one.name.rpartition("/")[2]] + 1 : at[other.name.rpartition("/")[2]]]
+        if (one.n2, one.rows) == (other.n1, other.rows) and one.source != other.source:
+            if {*between} <= {*_DETERMINISTIC}:
+                found[j] = other._replace(maker=one.name, maker_n1=one.n1)
+            if {*between} <= {*_ZEROING}:
+                found[i] = one._replace(reader=other.name, reader_n2=other.n2)
     return found
 
 
 def gathered(some: Sequence[FactorMatmul]) -> float:
     """Numbers of one sample that are gathered for some matmuls: inputs that they share once."""
-    inputs = {p.source or p.name: p.rows * p.n1 for p in some}
-    return sum(inputs.values()) + sum(p.rows * p.n2 for p in some)
+    inputs = {p.source or p.name: p.rows * p.n1 for p in some if "input" not in p.recomputes}
+    outputs = [p.rows * p.n2 for p in some if "output" not in p.recomputes]
+    return sum(inputs.values()) + sum(outputs)
 
 
 def sharing(some: Sequence[FactorMatmul]) -> list[list[FactorMatmul]]:
@@ -236,11 +268,34 @@ class GroupCosts:
 
     def product_seconds(self, device: Device, product: FactorMatmul, samples: float) -> float:
         """Seconds of a weight gradient over so many samples."""
-        rows = samples * product.rows
-        shape = {"b": 1.0, "m": product.n2, "n": product.n1, "k": rows, "ta": 1.0, "tb": 0.0}
-        sizes = {key: np.array([value]) for key, value in shape.items()}
-        nothing = np.array([np.nan])
-        return float(kernel.seconds(device, "gemm", "fp32", sizes, bytes=nothing).seconds[0])
+        return float(product_seconds(device, product, np.array([samples]))[0])
+
+    def recompute_seconds(self, device: Device, product: FactorMatmul, samples: float) -> float:
+        """Seconds of the factors that ranks recompute over so many samples."""
+        return float(recompute_seconds(device, product, np.array([samples]))[0])
+
+
+def product_seconds(device: Device, product: FactorMatmul, samples: Array) -> Array:
+    """Seconds of a weight gradient over some numbers of samples."""
+    return _gemm(device, product.n2, product.n1, samples * product.rows, ta=1.0)
+
+
+def recompute_seconds(device: Device, product: FactorMatmul, samples: Array) -> Array:
+    """Seconds of the factors of a gradient that ranks recompute over some numbers of samples."""
+    found, rows = np.zeros(samples.shape), samples * product.rows
+    if "input" in product.recomputes:
+        found = found + _gemm(device, product.n1, rows, product.maker_n1)
+    if "output" in product.recomputes:
+        found = found + _gemm(device, product.n2, rows, product.reader_n2)
+    return found
+
+
+def _gemm(device: Device, m: Any, n: Any, k: Any, ta: float = 0.0) -> Array:
+    shape = {"b": 1.0, "m": m, "n": n, "k": k, "ta": ta, "tb": 0.0}
+    flat = np.broadcast_arrays(*(np.asarray(value, float) for value in shape.values()))
+    sizes, nothing = dict(zip(shape, flat, strict=True)), np.full(flat[0].shape, np.nan)
+    found: Array = kernel.seconds(device, "gemm", "fp32", sizes, bytes=nothing).seconds
+    return found
 
 
 def _product(unit: str, op: Op, source: str) -> FactorMatmul:
@@ -396,7 +451,8 @@ class LayerRange:
 
     def _factor_bytes(self, costs: GroupCosts, layer: Layer) -> float:
         """Bytes of the factors gathered for the weights of a layer."""
-        return gathered(layer.factors) * self.rows * costs.widths[1]
+        whole = [p._replace(recomputes=()) for p in layer.factors]
+        return gathered(whole) * self.rows * costs.widths[1]
 
 
 def update_seconds(found: Sequence[LayerRange], costs: GroupCosts, rank: int) -> float:
@@ -473,13 +529,28 @@ def _layer(
     if "factors" not in said:
         return Layer(at, name, way, factors=tuple(costs.paying(at, ranks, batch)))
     every = factor_matmuls(costs.workload, costs.units[at])
-    sent = [p for p in every if ways.get(p.name) == "factors"]
+    named = {op: word for op, word in ways.items() if word.partition(":")[0] == "factors"}
+    sent = [_recomputing(p, named[p.name]) for p in every if p.name in named]
     if not sent:
         raise InputError(
-            f"`{min(op for op, word in ways.items() if word == 'factors')}` has no factors",
+            f"`{min(named)}` has no factors",
             hint="only matmuls with a weight of their own do: linear layers",
         )
     return Layer(at, name, way, factors=tuple(sent))
+
+
+def _recomputing(product: FactorMatmul, word: str) -> FactorMatmul:
+    """A matmul with the factors that `factors:recompute-input` and the like leave to each rank."""
+    said = {"": (), "recompute": ("input", "output"), "recompute-input": ("input",),
+            "recompute-output": ("output",)}.get(word.partition(":")[2])  # fmt: skip
+    able = {"input": product.maker, "output": product.reader}
+    if said is None or not all(able[one] for one in said):
+        raise InputError(
+            f"`{product.name}` is sent as `{word}`",
+            hint="factors, or where a matmul right before or behind makes them "
+            "factors:recompute, factors:recompute-input, factors:recompute-output",
+        )
+    return product._replace(recomputes=said)
 
 
 def served_by(way: str, ranks: tuple[int, ...], turn: int, name: str) -> int:
@@ -909,7 +980,11 @@ class GroupStep(ResolvedStep):
             behind = task
             if factors:
                 device = costs.cluster.devices[rank]
-                took = sum(costs.product_seconds(device, p, one.rows) for p in factors)
+                took = sum(
+                    costs.product_seconds(device, p, one.rows)
+                    + costs.recompute_seconds(device, p, one.rows)
+                    for p in factors
+                )
                 behind = out.end(
                     "kernel", "product", rank, (self._lane(rank),), took, "backward",
                     behind=(task,), parts=(), order=order,

@@ -305,7 +305,10 @@ class _Search:
 
     def _placing(self) -> PlacementPlanner:
         many = self.options.evaluations
-        return PlacementPlanner(global_batch=self.batch, strokes=60 * many, polish=10 * many)
+        return PlacementPlanner(
+            global_batch=self.batch, strokes=60 * many, polish=10 * many,
+            recompute=not self.options.runnable,
+        )  # fmt: skip
 
     def _fusing(self) -> FusionPlanner:
         """Inductor's fusion and the best buckets, and a search from there.

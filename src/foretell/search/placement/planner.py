@@ -65,6 +65,7 @@ class PlacementPlanner(Planner):
     global_batch: int = 0  # samples of a step; the workload's on every rank where 0
     groups: int = 40  # op groups, at most
     factors: bool = True  # gradients may be sent as their factors
+    recompute: bool = True  # ranks may make a factor themselves: priced, not run
     split: bool = True  # groups may be split over the ranks of a node
     runs: bool = False  # only what any model can do: one set of ranks, a way for each parameter
     idle: bool = False  # a batch may be smaller than the number of ranks
@@ -166,7 +167,8 @@ class PlacementPlanner(Planner):
         except KeyboardInterrupt:  # the best so far
             return Best(_quickest([*reversed(ends), *rivals.values()], on), False, [], stopped=True)
         best = _quickest([*reversed(ends), *rivals.values()], on)
-        best = _with_factors(best) if self.factors and best.problem is on.problem else best
+        if self.factors and best.problem is on.problem:
+            best = _with_factors(best, self.recompute)
         progress("parts of one kind", best.seconds)
         parts = mix.parts(on, self.polish // 2)
         return Best(_unmixed(on.problem, best, parts), False, parts)
@@ -187,7 +189,8 @@ class PlacementPlanner(Planner):
         except KeyboardInterrupt:
             stopped = True
         best = _quickest([Rival(on.problem, *tree.best)], on)
-        return Best(_with_factors(best) if self.factors else best, False, [], stopped=stopped)
+        best = _with_factors(best, self.recompute) if self.factors else best
+        return Best(best, False, [], stopped=stopped)
 
     def _tree(
         self, on: Evaluator, starts: list[Placement], plain: float
@@ -323,11 +326,13 @@ def _quickest(found: list[Rival], on: Evaluator) -> Rival:
     return best
 
 
-def _with_factors(rival: Rival) -> Rival:
+def _with_factors(rival: Rival, recompute: bool) -> Rival:
     """Place factors by the exact program; kept where the simulated step is shorter."""
-    one, placement = factors.refined(rival.problem, rival.placement)
-    seconds = Evaluator(one).seconds(placement)
-    return Rival(one, placement, seconds) if seconds < rival.seconds else rival
+    found = [rival]
+    for again in dict.fromkeys((False, recompute)):
+        one, placement = factors.refined(rival.problem, rival.placement, recompute=again)
+        found.append(Rival(one, placement, Evaluator(one).seconds(placement)))
+    return min(found, key=lambda one: one.seconds)
 
 
 def _unmixed(problem: Problem, found: Rival, parts: list[mix.Part]) -> Rival:

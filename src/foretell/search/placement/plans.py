@@ -106,13 +106,13 @@ def _sync(
         ranks = in_order(on.fleet.ranks(action.devices))
         if action.way in (ALL_REDUCE, SPLIT) or len(ranks) == 1:
             continue
-        sent = on.factored.get((action.devices, g), ())
+        sent = on.factored.get((action.devices, g), {})
         word = f"ps:{ranks.index(places[served[g]])}" if action.way == PS else "sharded"
         for op, name in _parameters(on, g):
             if action.way != FACTORS:
                 yield name, word
             elif op in sent:
-                yield name, "factors"
+                yield name, sent[op]
 
 
 def _parameters(on: Problem, group: int) -> Iterator[tuple[str, str]]:

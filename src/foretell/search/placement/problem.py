@@ -70,6 +70,7 @@ class Tables(NamedTuple):
     split_lead: F3  # [m, s, g]
     host: F2  # [k, 3] host seconds of the optimizer's step and of each tensor; their exponent
     product: F3  # [k, g, b] seconds of the weight gradients that factors would make
+    recompute: F2  # [k, g] seconds of the factors that each rank recomputes for the whole batch
     split_forward: F3  # [m, s, g] a group split over all ranks of a set, one micro-batch
     split_backward: F3
     reads: I2  # [e] a group, the group that reads it, the unit that is read; by reading group
@@ -113,7 +114,7 @@ class Problem:
     run: Running
     plain: Plan  # framework and precision alone
     tables: Tables
-    factored: dict[tuple[int, int], tuple[str, ...]]  # (set, group): ops sent by factors
+    factored: dict[tuple[int, int], dict[str, str]]  # (set, group): ops sent by factors, and how
 
     @cached_property
     def leaders(self) -> list[int]:
@@ -195,7 +196,7 @@ def _tables(
     sizes: Array,
     seconds: list[UnitSeconds],
     holds: dict[str, Array],
-) -> tuple[Tables, dict[tuple[int, int], tuple[str, ...]]]:
+) -> tuple[Tables, dict[tuple[int, int], dict[str, str]]]:
     from foretell.search.placement import factors
 
     starts = np.cumsum([0, *(len(group.units) for group in groups)])
@@ -220,6 +221,7 @@ def _tables(
         split_lead=splits["lead"] * (not run.is_scaled),
         host=_host(machines, run),
         product=sent.product,
+        recompute=np.zeros(sent.product.shape[:2]),
         split_forward=splits["forward"],
         split_backward=splits["backward"],
         reads=reads,

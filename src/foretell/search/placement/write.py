@@ -250,7 +250,8 @@ def write_sync(
         if t.member[s, c]:
             j = i
             if by_factors:
-                seconds = rows / t.batch * t.product[t.kind[c], first, t.batch]
+                k = t.kind[c]
+                seconds = rows / t.batch * (t.product[k, first, t.batch] + t.recompute[k, first])
                 j = task(p, seconds, 0, PRODUCT, c, first)
                 holds(p, c)
                 waits(p, i)

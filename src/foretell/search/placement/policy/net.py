@@ -4,7 +4,7 @@ tells it.
 Op groups and cells start from their features. In every layer each hears along five kinds of edge:
 groups from those they read and those that read them, and by attention (GATv2) groups from cells,
 cells from groups and cells from cells. A way on is scored from the groups it changes, the cells
-these are on and go to, and its own features: no weight knows how many groups, cells or ways there are.
+these are on and go to, and its own features: no weight knows how many there are of any.
 
 `foretell_lab.policy.network` is the same network on PyTorch Geometric; a test holds both equal.
 """

@@ -3,7 +3,8 @@
 Nodes are op groups (g) and cells of devices (c); edges join groups that read one another, groups
 with the cells they may run on, and cells with each other. Seconds are shares of a reference step,
 bytes shares of a device's room, so that networks see the same of small and large problems. A way
-on (k) is any other placement: what it changes, what its parts add up to on each cell, and the difference.
+on (k) is any other placement: what it changes, what its parts add up to on each cell, and how far
+that is from now.
 
 No feature depends on how many groups, cells or ways on there are.
 
