@@ -14,7 +14,7 @@ from foretell.predict import predict
 from foretell.search.placement import factors
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.factors import Node, Wire, brute, closed_form, solve, value
-from foretell.search.placement.plans import plan_of
+from foretell.search.placement.planner import plan_of
 from foretell.search.placement.problem import ALL_REDUCE, FACTORS, Action, problem, uniform
 from foretell.workload import load
 

@@ -11,15 +11,12 @@ from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan, lower, read, save
 from foretell.plan.unsupported import unsupported
 from foretell.predict import predict
-from foretell.search.placement import baselines, mix
-from foretell.search.placement.anneal import anneal, polish
+from foretell.search.placement import baselines, planner
 from foretell.search.placement.baselines import BASELINES
-from foretell.search.placement.device_classes import fleet
 from foretell.search.placement.evaluate import Evaluator, graph
-from foretell.search.placement.mcts import Tree, even_chances, look_ahead
-from foretell.search.placement.planner import PlacementPlanner
-from foretell.search.placement.plans import plan_of, samples, seconds_of
-from foretell.search.placement.problem import ALL_REDUCE, Action, Placement, problem, uniform
+from foretell.search.placement.planner import PlacementPlanner, plan_of, samples
+from foretell.search.placement.problem import ALL_REDUCE, Action, Placement, fleet, problem, uniform
+from foretell.search.placement.search import Tree, anneal, even_chances, look_ahead, polish
 from foretell.simulate import simulate
 from foretell.workload import load
 from tests.search.placement.machines import mixed
@@ -69,7 +66,7 @@ def test_a_plan_is_priced_again_as_it_was_found(vgg, tmp_path):
     save(planned.plan, path)
     again = read(str(path))
     assert again == planned.plan
-    assert seconds_of(again, model, cluster) == pytest.approx(planned.predicted, rel=0.05)
+    assert predict(again, model, cluster).step == pytest.approx(planned.predicted, rel=0.05)
 
 
 def test_the_exact_optimum_of_what_can_be_enumerated(folder):
@@ -105,14 +102,16 @@ def test_mixing_that_hurts_is_refused(folder):
     """A slow network between a fast node and a slow one: the fast node does better alone."""
     cluster = mixed(folder, nic="ethernet-1g")
     planned, best = QUICK.search(load(BERT), cluster)
-    ranks = mix.ranks_of(best.found.problem, best.found.placement)
+    ranks = planner.ranks_of(best.found.problem, best.found.placement)
     assert {cluster.devices[r].name for r in ranks} == {"v100-32"}
     assert any("mixing devices gains nothing" in line for line in planned.notes)
 
 
 def test_a_mix_that_gains_says_what_it_costs(vgg):
     _, _, (planned, best) = vgg
-    said = mix.verdict(best.found.problem, (best.found.placement, best.found.seconds), best.parts)
+    said = planner.verdict(
+        best.found.problem, (best.found.placement, best.found.seconds), best.parts
+    )
     assert said is not None
     assert said.gain >= 1
     assert said.cost["device_s"] == pytest.approx(said.cost["ranks"] * planned.predicted)
@@ -128,10 +127,10 @@ def test_money_is_reported_where_prices_are_known(tmp_path):
     path.write_text('name = "cloud"\n' + "".join(nodes))
     on = problem(load("vgg11:batch=4"), machines(str(path)))
     everywhere = uniform(on, Action(0, ALL_REDUCE))
-    cost = mix.money(on, everywhere, 2.0)
+    cost = planner.money(on, everywhere, 2.0)
     assert cost["money"] == pytest.approx((12.24 + 7.20) / 3600 * 2)
     fast = uniform(on, Action(on.fleet.group_set((0,)), ALL_REDUCE))
-    assert mix.money(on, fast, 2.0)["money"] == pytest.approx(12.24 / 3600 * 2)
+    assert planner.money(on, fast, 2.0)["money"] == pytest.approx(12.24 / 3600 * 2)
 
 
 def test_only_what_deploys(vgg):
@@ -200,22 +199,24 @@ def test_a_model_that_fits_nowhere(folder):
 def test_a_plan_made_for_another_cluster(vgg, folder):
     model, cluster, (planned, _) = vgg
     with pytest.raises(InputError, match="made for another cluster"):
-        seconds_of(planned.plan, model, mixed(folder, slow=2))
+        predict(planned.plan, model, mixed(folder, slow=2))
     with pytest.raises(InputError, match="made for another model"):
-        seconds_of(planned.plan, load("vgg16:batch=8"), cluster)
+        predict(planned.plan, load("vgg16:batch=8"), cluster)
     with pytest.raises(InputError, match="another cluster"):
         lower(planned.plan.but(groups=()), model, machines("v100-32:gpus=4"))
     odd = Plan(global_batch=32, groups=(("conv1.1", "head", "all-reduce", "0:16", "9:16"),))
     with pytest.raises(InputError, match="rank 9"):
-        seconds_of(odd, model, cluster)
+        predict(odd, model, cluster)
 
 
 def test_layers_on_ranks_of_their_own_run(vgg):
     model, cluster, _ = vgg
     plan = Plan(global_batch=32, groups=(("conv1.1", "head", "all-reduce", "0:16", "1:16"),))
     assert not unsupported(plan)
+    on = problem(model, cluster, 32)
+    fast = on.fleet.group_set((0,))
     assert simulate(lower(plan, model, cluster)).seconds == pytest.approx(
-        seconds_of(plan, model, cluster), rel=0.02
+        Evaluator(on).seconds(uniform(on, Action(fast, ALL_REDUCE), mode=0)), rel=0.02
     )
     split = Plan(global_batch=32, groups=(("conv1.1", "head", "split", "0:32", "1:32"),))
     assert not unsupported(split)

@@ -1,4 +1,4 @@
-"""The network of `foretell.search.placement.policy.net`, on PyTorch Geometric, for training."""
+"""The network of `foretell.search.placement.policy`, on PyTorch Geometric, for training."""
 
 from __future__ import annotations
 

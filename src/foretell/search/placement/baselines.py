@@ -31,11 +31,8 @@ import numpy as np
 
 from foretell import portable
 from foretell.errors import UnmodelledError
-from foretell.search.placement import deal
-from foretell.search.placement.anneal import FUSES
-from foretell.search.placement.device_classes import law
+from foretell.search.placement import evaluate
 from foretell.search.placement.evaluate import Evaluator, with_shares
-from foretell.search.placement.mcts import Tree, even_chances
 from foretell.search.placement.problem import (
     ALL_REDUCE,
     BALANCED,
@@ -51,9 +48,11 @@ from foretell.search.placement.problem import (
     Placement,
     Problem,
     actions,
+    law,
     uniform,
     with_servers,
 )
+from foretell.search.placement.search import FUSES, Tree, even_chances
 
 MOST = 60_000  # placements that are all tried: some seconds
 _AT_ONCE = 4096
@@ -135,7 +134,7 @@ def hap(on: Evaluator) -> Found:
     problem = on.problem
     if problem.batch < problem.cluster.size:
         return uniform(problem, Action(0, ALL_REDUCE)), math.inf
-    share = deal.rank_shares(problem, 0)
+    share = evaluate.rank_shares(problem, 0)
     best = uniform(problem, Action(0, ALL_REDUCE))
     seconds = with_shares(problem, best, share)
     for g in problem.leaders:
@@ -207,7 +206,7 @@ def metis(on: Evaluator) -> Found:
 
 
 def _parted(problem: Problem, count: int) -> list[int]:
-    from foretell.search.placement.device_classes import metis_parts
+    from foretell.search.placement.problem import metis_parts
 
     t = problem.tables
     if count < 2:

@@ -36,7 +36,7 @@ from foretell.plan.layer_ranges import (
     recompute_seconds,
     sharing,
 )
-from foretell.search.placement.device_classes import Fleet, Group, law
+from foretell.search.placement.problem import Fleet, Group, law
 from foretell.workload import Workload
 
 Array = npt.NDArray[np.float64]
