@@ -1,7 +1,7 @@
 """The schedule search against a plain CP-SAT model of the same instance, and its time limits.
 
     python benchmarks/schedules_rival.py --solve [--seconds 60] [--only TEXT] [--jobs 1]
-    python benchmarks/schedules_rival.py [--kept] [--only TEXT] [--jobs 1]
+    python benchmarks/schedules_rival.py [--kept] [--only TEXT] [--jobs 1] [--work 7]
     python benchmarks/schedules_rival.py --limits [--jobs 1]
 
 Instances: one pipeline, loops, waves, two pipelines, GPT with a sharded embedding (m), mT5 (nn),
@@ -9,7 +9,8 @@ Flava (k); 4 to 32 devices, even and uneven stages, tight and loose memory, trai
 The rival has every start as a variable, one device at a time, memory as a cumulative resource, and
 minimises the makespan; it has two threads for 60 seconds each unless said otherwise. Its answers
 are kept in `measured/schedule_cpsat.json`, each with the CPU seconds it had (`cpu_s`); `--solve`
-asks for those that are missing or had less. Ours runs on one thread with its default budget; its
+asks for those that are missing or had less. Ours runs on one thread with its default budget, a
+seventeenth of that, or with `--work`, about CPU seconds; its
 answers are kept in `measured/schedule_ours.json`, which `--kept` reads instead of searching again.
 `--limits` prints what `foretell schedule … --time T` takes by the clock on large cases; it wants a
 core of its own for every job. `FORETELL_MEASURED` names another folder for what is kept.
@@ -30,6 +31,7 @@ from threading import Event, Thread
 from typing import NamedTuple
 
 from foretell.search.schedule import Problem, schedule, shape
+from foretell.search.schedule.find import WORK
 
 KEPT = Path(os.environ.get("FORETELL_MEASURED") or Path(__file__).resolve().parent / "measured")
 RECORDED, OURS = KEPT / "schedule_cpsat.json", KEPT / "schedule_ours.json"
@@ -195,17 +197,17 @@ def solve(seconds: float, only: str, jobs: int) -> None:
     _each(rival, wanted, kept, RECORDED, jobs, seconds)
 
 
-def ours(only: str, jobs: int, *, again: bool) -> dict[str, dict[str, float]]:
-    """Our answers with the default budget, kept one by one; found anew where `again`."""
+def ours(only: str, jobs: int, work: float, *, again: bool) -> dict[str, dict[str, float]]:
+    """Our answers with a budget, kept one by one; found anew where `again`."""
     kept = _read(OURS)
     wanted = [o for o in instances() if only in o.name and (again or o.name not in kept)]
-    _each(searched, wanted, kept, OURS, jobs)
+    _each(searched, wanted, kept, OURS, jobs, work)
     return kept
 
 
-def searched(one: Instance) -> dict[str, float]:
+def searched(one: Instance, work: float) -> dict[str, float]:
     """Our answer to an instance."""
-    found = schedule(one.problem, one.micro_batches)
+    found = schedule(one.problem, one.micro_batches, work=work)
     return {
         "makespan": found.makespan,
         "bound": found.makespan_bound,
@@ -324,7 +326,9 @@ def main() -> None:
     elif "--solve" in sys.argv:
         solve(seconds, only, jobs)
     else:
-        print("\n".join(rows(ours(only, jobs, again="--kept" not in sys.argv), only, seconds)))
+        work = float(_given("--work", str(WORK)))
+        mine = ours(only, jobs, work, again="--kept" not in sys.argv)
+        print("\n".join(rows(mine, only, seconds)))
 
 
 if __name__ == "__main__":

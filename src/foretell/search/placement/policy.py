@@ -481,7 +481,7 @@ def _beside(
     sent = _dense(weights, f"{name}.left", group)
     told = np.maximum(sent[:, source] + dense(edge, weights[f"{name}.edge.weight"]), 0)
     out = np.zeros_like(sent)
-    np.add.at(out, (slice(None), target), told)
+    np.add.at(out.swapaxes(0, 1), target, told.swapaxes(0, 1))
     return out
 
 
