@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from foretell.pytorch.tune.launch import Asked, measure
-from foretell.search.fusion.caps import DEFAULT, Profile, as_caps, predicted, searched, sized
+from foretell.search.fusion.lanes import DEFAULT, Profile, as_caps, predicted, searched, sized
 from foretell.search.fusion.problem import Wire, measured_wire
 
 SCRIPT = str(Path(__file__).with_name("fusion_real_models.py"))

@@ -41,7 +41,7 @@ from foretell.graph import Builder
 from foretell.pytorch.deploy.actions import Pipeline, Ran, needs, parse, run_order
 from foretell.pytorch.deploy.blocks import Blocks
 from foretell.search.schedule import Problem, schedule, shape
-from foretell.search.schedule.formats import actions, stage_of
+from foretell.search.schedule.schedule import actions, stage_of
 from foretell.simulate import simulate
 
 Times = dict[tuple[int, str], float]  # seconds by stage and kind

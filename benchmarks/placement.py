@@ -30,7 +30,7 @@ from foretell.search.kit import Planned
 from foretell.search.placement import Evaluator, PlacementPlanner, problem
 from foretell.search.placement.baselines import drawn
 from foretell.search.placement.factors import refined
-from foretell.search.placement.policy.net import Learned, read, shipped
+from foretell.search.placement.policy import Learned, read, shipped
 from foretell.search.placement.problem import (
     ALL_REDUCE,
     FACTORS,

@@ -14,7 +14,7 @@ from table import Row
 from foretell.cluster import Cluster, load
 from foretell.errors import ForetellError
 from foretell.plan import Plan
-from foretell.search.schedule.best import Solved, solved
+from foretell.search.schedule.find import Solved, solved
 from foretell.search.schedule.model import model
 from foretell.workload import Workload
 from foretell.workload import load as load_workload

@@ -1,31 +1,52 @@
-"""The schedule search against a plain CP-SAT model of the same instance: 48 instances, one table.
+"""The schedule search against a plain CP-SAT model of the same instance, and its time limits.
 
-    python benchmarks/schedules_rival.py [--solve] [--kept] [--seconds 60] [--only TEXT]
+    python benchmarks/schedules_rival.py --solve [--seconds 60] [--only TEXT] [--jobs 1]
+    python benchmarks/schedules_rival.py [--kept] [--only TEXT] [--jobs 1] [--work 7]
+    python benchmarks/schedules_rival.py --limits [--jobs 1]
 
 Instances: one pipeline, loops, waves, two pipelines, GPT with a sharded embedding (m), mT5 (nn),
 Flava (k); 4 to 32 devices, even and uneven stages, tight and loose memory, training and inference.
 The rival has every start as a variable, one device at a time, memory as a cumulative resource, and
-minimises the makespan; it runs with several workers for 60 CPU seconds unless said otherwise. Its
-answers are kept in `measured/schedule_cpsat.json`, each with the CPU seconds it had (`cpu_s`);
-`--solve` asks for those that are missing or had less. Ours runs with its default budget; its
+minimises the makespan; it has two threads for 60 seconds each unless said otherwise. Its answers
+are kept in `measured/schedule_cpsat.json`, each with the CPU seconds it had (`cpu_s`); `--solve`
+asks for those that are missing or had less. Ours runs on one thread with its default budget, a
+seventeenth of that, or with `--work`, about CPU seconds; its
 answers are kept in `measured/schedule_ours.json`, which `--kept` reads instead of searching again.
+`--limits` prints what `foretell schedule … --time T` takes by the clock on large cases; it wants a
+core of its own for every job. `FORETELL_MEASURED` names another folder for what is kept.
 """
 
 import json
+import os
 import random
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple
 
 from foretell.search.schedule import Problem, schedule, shape
+from foretell.search.schedule.find import WORK
 
-RECORDED = Path(__file__).resolve().parent / "measured" / "schedule_cpsat.json"
-OURS = RECORDED.with_name("schedule_ours.json")
-WORKERS = 8
+KEPT = Path(os.environ.get("FORETELL_MEASURED") or Path(__file__).resolve().parent / "measured")
+RECORDED, OURS = KEPT / "schedule_cpsat.json", KEPT / "schedule_ours.json"
+THREADS = 2  # of the rival
+WITHIN = 1.2  # of a time limit: what the command may take
+
+# model, cluster, micro-batches: what `--limits` schedules; a bare placement where no cluster
+LARGE = (
+    ("llama-3.1-70b", "h100:gpus=32", 8), ("llama-3.1-70b", "h100:gpus=32", 64),
+    ("gpt:layers=48,hidden=4096,heads=32", "dgx-a100:nodes=4", 128),
+    ("gpt:layers=96,hidden=12288,heads=96", "dgx-h100:nodes=8", 32),
+    ("mixtral-8x7b", "h100:gpus=16", 32), ("bert", "v100:gpus=16", 32),
+    ("m:devices=32", "", 256), ("nn:devices=32", "", 512), ("k:devices=32", "", 128),
+)  # fmt: skip
+LIMITS = (2, 5, 20)
 
 
 class Instance(NamedTuple):
@@ -64,6 +85,11 @@ CASES = (
     ("m:devices=16,infer=yes", 24, 0, 22), ("nn:devices=8,infer=yes", 24, 0, 0),
     ("nn:devices=16,infer=yes", 32, 0, 23), ("k:devices=8,infer=yes", 24, 0, 24),
     ("k:devices=32,infer=yes", 32, 0, 25), ("wave:devices=8,infer=yes", 16, 0, 26),
+    ("v:devices=12", 20, 8, 31), ("v:devices=6,split=yes,backward=2", 14, 5, 32),
+    ("loop:devices=6", 12, 9, 33), ("wave:devices=6", 12, 8, 34), ("x:devices=6", 8, 5, 35),
+    ("m:devices=6", 10, 5, 36), ("m:devices=12", 20, 10, 37), ("nn:devices=4", 10, 5, 38),
+    ("nn:devices=12", 16, 10, 39), ("k:devices=6", 12, 4, 40), ("k:devices=12", 16, 6, 41),
+    ("nn:devices=6,infer=yes", 20, 0, 42),
 )  # fmt: skip
 
 
@@ -131,13 +157,13 @@ def rival(one: Instance, seconds: float) -> dict[str, float]:
         cp.add(end >= row[-1] + time_of[i])
     cp.minimize(end)
     solver = cp_model.CpSolver()
-    solver.parameters.num_workers = WORKERS
+    solver.parameters.num_workers = THREADS
     began, cpu = time.monotonic(), time.process_time()
     done = Event()
 
     def watch() -> None:
         while not done.wait(0.2):
-            if time.process_time() - cpu > seconds:
+            if time.process_time() - cpu > THREADS * seconds:
                 solver.stop_search()
 
     clock = Thread(target=watch)
@@ -156,36 +182,91 @@ def rival(one: Instance, seconds: float) -> dict[str, float]:
 
 def is_settled(answer: dict[str, float], seconds: float) -> bool:
     """Whether the rival proved its answer or had all the CPU seconds it may have."""
-    return answer["makespan"] <= answer["bound"] + 1e-9 or answer["cpu_s"] >= 0.95 * seconds
+    allowed = 0.95 * THREADS * seconds
+    return answer["makespan"] <= answer["bound"] + 1e-9 or answer["cpu_s"] >= allowed
 
 
-def solve(seconds: float, only: str) -> None:
+def solve(seconds: float, only: str, jobs: int) -> None:
     """Ask the rival for every instance that is not settled yet; answers are kept one by one."""
     kept = _read(RECORDED)
-    for one in sorted(instances(), key=lambda i: len(i.problem.blocks) * i.micro_batches):
-        known = kept.get(one.name)
-        if only in one.name and (known is None or not is_settled(known, seconds)):
-            kept[one.name] = rival(one, seconds)
-            print(one.name, kept[one.name], flush=True)
-            _write(RECORDED, kept)
+    wanted = [
+        one for one in sorted(instances(), key=lambda i: len(i.problem.blocks) * i.micro_batches)
+        if only in one.name
+        and not (one.name in kept and is_settled(kept[one.name], seconds))
+    ]  # fmt: skip
+    _each(rival, wanted, kept, RECORDED, jobs, seconds)
 
 
-def ours(only: str, *, again: bool) -> dict[str, dict[str, float]]:
-    """Our answers with the default budget, kept one by one; found anew where `again`."""
+def ours(only: str, jobs: int, work: float, *, again: bool) -> dict[str, dict[str, float]]:
+    """Our answers with a budget, kept one by one; found anew where `again`."""
     kept = _read(OURS)
-    for one in instances():
-        if only in one.name and (again or one.name not in kept):
-            found = schedule(one.problem, one.micro_batches)
-            kept[one.name] = {
-                "makespan": found.makespan,
-                "bound": found.makespan_bound,
-                "cpu_s": round(found.search_cpu, 2),
-                "per_micro_batch": found.per_micro_batch,
-                "per_micro_batch_bound": found.lower_bound,
-                "proven": found.proven,
-            }
-            _write(OURS, kept)
+    wanted = [o for o in instances() if only in o.name and (again or o.name not in kept)]
+    _each(searched, wanted, kept, OURS, jobs, work)
     return kept
+
+
+def searched(one: Instance, work: float) -> dict[str, float]:
+    """Our answer to an instance."""
+    found = schedule(one.problem, one.micro_batches, work=work)
+    return {
+        "makespan": found.makespan,
+        "bound": found.makespan_bound,
+        "cpu_s": round(found.search_cpu, 2),
+        "per_micro_batch": found.per_micro_batch,
+        "per_micro_batch_bound": found.lower_bound,
+        "proven": found.proven,
+    }
+
+
+def _each(
+    answer: Callable[..., dict[str, float]], wanted: list[Instance],
+    kept: dict[str, dict[str, float]], file: Path, jobs: int, *more: float,
+) -> None:  # fmt: skip
+    """Answer instances in processes of their own, keeping every answer as it comes."""
+    with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
+        asked = {pool.submit(answer, one, *more): one.name for one in wanted}
+        for done in as_completed(asked):
+            kept[asked[done]] = done.result()
+            print(asked[done], kept[asked[done]], file=sys.stderr, flush=True)
+            _write(file, kept)
+
+
+def limited(case: tuple[str, str, int], seconds: float) -> dict[str, float | str]:
+    """What the command takes by the clock with a time limit."""
+    placement, cluster, num = case
+    words = [placement, *(["--on", cluster] if cluster else ["-m", "40"]), "-n", str(num)]
+    command = [sys.executable, "-m", "foretell", "schedule", *words, "--no-cache", "--json"]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*command, "--time", str(seconds)], capture_output=True, text=True, check=False
+    )
+    took = time.monotonic() - began
+    found = json.loads(done.stdout) if done.returncode == 0 else {"stopped": done.stderr[-200:]}
+    return {
+        "seconds": round(took, 2),
+        "step": found.get("step_s", found.get("makespan", 0.0)),
+        "stopped": found["stopped"],
+    }
+
+
+def limits(jobs: int) -> list[str]:
+    """The table of time limits: every large case, three limits; written as they end."""
+    found = ["| case | limit | took | step | ended by |", "|---|--:|--:|--:|---|"]
+    late = 0
+    with ThreadPoolExecutor(jobs) as pool:
+        asked = [(c, t, pool.submit(limited, c, t)) for t in LIMITS for c in LARGE]
+        for case, limit, future in asked:
+            row = future.result()
+            is_late = row["seconds"] > WITHIN * limit
+            late += is_late
+            name = f"{case[0]} {case[1] or 'memory 40'}, {case[2]} micro-batches"
+            mark = " **late**" if is_late else ""
+            found.append(
+                f"| {name} | {limit} | {row['seconds']:.2f}{mark} | {row['step']:.6g} | "
+                f"{row['stopped']} |"
+            )
+            print(found[-1], file=sys.stderr, flush=True)
+    return [*found, "", f"{len(asked)} limits, {late} passed by more than 20 %"]
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:
@@ -228,18 +309,26 @@ def rows(mine: dict[str, dict[str, float]], only: str, seconds: float) -> list[s
         "",
         f"{compared} compared: {worse} worse, {compared - worse - better} equal, {better} better; "
         f"{unsound} with a bound or proof that is wrong; in {short} the rival had less than "
-        f"{seconds:g} CPU seconds and no proof; {total:.0f} CPU seconds of ours in all",
+        f"{THREADS} × {seconds:g} CPU seconds and no proof; {total:.0f} CPU seconds of ours in all",
     ]
+
+
+def _given(name: str, usual: str) -> str:
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else usual
 
 
 def main() -> None:
     """Print the table: every instance, ours and the rival's makespan."""
-    only = sys.argv[sys.argv.index("--only") + 1] if "--only" in sys.argv else ""
-    seconds = float(sys.argv[sys.argv.index("--seconds") + 1]) if "--seconds" in sys.argv else 60.0
-    if "--solve" in sys.argv:
-        solve(seconds, only)
-    mine = ours(only, again="--kept" not in sys.argv)
-    print("\n".join(rows(mine, only, seconds)))
+    only, seconds = _given("--only", ""), float(_given("--seconds", "60"))
+    jobs = int(_given("--jobs", "1"))
+    if "--limits" in sys.argv:
+        print("\n".join(limits(jobs)))
+    elif "--solve" in sys.argv:
+        solve(seconds, only, jobs)
+    else:
+        work = float(_given("--work", str(WORK)))
+        mine = ours(only, jobs, work, again="--kept" not in sys.argv)
+        print("\n".join(rows(mine, only, seconds)))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 
 # %%
 from foretell.search.schedule import read, schedule, shape
-from foretell.search.schedule.formats import text
+from foretell.search.schedule.schedule import text
 
 found = schedule(shape("v:devices=4"), micro_batches=8)
 print(found, text(found), sep="\n")
@@ -81,7 +81,7 @@ print(found, text(found), sep="\n")
 # The order becomes a list of actions a rank, which PyTorch's pipeline runtime executes as it is:
 
 # %%
-from foretell.search.schedule.formats import actions
+from foretell.search.schedule.schedule import actions
 
 for rank, row in enumerate(actions(schedule(shape("v:devices=4"), micro_batches=4))):
     print(rank, *row)

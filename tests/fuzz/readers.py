@@ -83,7 +83,7 @@ def _prices(path: Path) -> object:
 
 
 def _placement(path: Path) -> object:
-    from foretell.search.schedule.placement import load
+    from foretell.search.schedule.problem import load
 
     return load(path)
 

@@ -16,7 +16,7 @@ MODULES = (
     "torch.utils.checkpoint",
     "foretell.pytorch.deploy.apply",
     "foretell.pytorch.intake.captured",
-    "foretell.search.schedule.formats",
+    "foretell.search.schedule.schedule",
     "foretell.search.schedule.find",
 )
 

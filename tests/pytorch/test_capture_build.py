@@ -97,7 +97,7 @@ def test_kernels_of_unknown_shape_and_ops_once_a_batch_can_be_planned(tmp_path):
     """`round` has no rule of its own; a sum over the batch has less than one row a sample."""
     from foretell.cluster import load as machines
     from foretell.graph import save
-    from foretell.search.fusion.ops import from_workload
+    from foretell.search.fusion.problem import from_workload
     from foretell.workload import load as workload
 
     class Rounded(torch.nn.Module):
@@ -122,7 +122,7 @@ def test_kernels_of_unknown_shape_and_ops_once_a_batch_can_be_planned(tmp_path):
 
 def test_a_step_with_a_recurrent_layer_can_be_planned():
     from foretell.cluster import load as machines
-    from foretell.search.fusion.ops import from_workload
+    from foretell.search.fusion.problem import from_workload
 
     class Recurrent(nn.Module):
         def __init__(self):

@@ -23,9 +23,8 @@ from foretell.plan.stage_placement import (
 )
 from foretell.predict import predict
 from foretell.search.schedule import schedule, wrong
-from foretell.search.schedule.arrange import Asked, Cutting, arrange, branches, cut
-from foretell.search.schedule.best import best, solved
-from foretell.search.schedule.model import model, models
+from foretell.search.schedule.find import best, solved
+from foretell.search.schedule.model import Asked, Cutting, arrange, branches, cut, model, models
 from foretell.workload import Workload, load
 
 SMALL = "gpt:layers=8,hidden=1024,heads=16,seq=1024,vocab=200000"

@@ -20,11 +20,9 @@ from foretell.search.schedule import (
     shape,
     wrong,
 )
-from foretell.search.schedule.best import decided
-from foretell.search.schedule.cache import folder
-from foretell.search.schedule.find import HEADER, compare
-from foretell.search.schedule.formats import svg, text
+from foretell.search.schedule.find import HEADER, compare, decided
 from foretell.search.schedule.problem import linked
+from foretell.search.schedule.schedule import folder, svg, text
 
 
 @pytest.mark.parametrize(
@@ -262,7 +260,7 @@ def test_a_plan_takes_a_searched_order_as_its_actions():
     from foretell.cluster import load as load_cluster
     from foretell.plan import Plan
     from foretell.predict import predict
-    from foretell.search.schedule.choose import searched
+    from foretell.search.schedule.find import searched
     from foretell.workload import load as load_workload
 
     model = load_workload("gpt:layers=14,hidden=1024,heads=16,seq=512")

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.search.schedule import Block, Problem, Wait, exact_search, schedule, shape, wrong
+from foretell.search.schedule.exact_search import repeat
 from foretell.search.schedule.integer_problem import Budget, period, ticks
-from foretell.search.schedule.repetend import repeat
 from foretell.search.schedule.replay import replay, unroll
 
 

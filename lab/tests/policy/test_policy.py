@@ -8,13 +8,12 @@ from click.testing import CliRunner
 
 from foretell.cluster import load as machines
 from foretell.errors import InputError
-from foretell.search.placement import mcts
+from foretell.search.placement import policy, search
 from foretell.search.placement.evaluate import Evaluator
-from foretell.search.placement.mcts import Asked, Tree, even_chances
 from foretell.search.placement.planner import PlacementPlanner
-from foretell.search.placement.policy import net
-from foretell.search.placement.policy.view import GUESS, WAY_ON, feedback, view
+from foretell.search.placement.policy import GUESS, WAY_ON, feedback, view
 from foretell.search.placement.problem import ALL_REDUCE, EVEN, Action, actions, problem, uniform
+from foretell.search.placement.search import Asked, Tree, even_chances
 from foretell.workload import load
 from foretell_lab.cli import train_policy
 from foretell_lab.policy import worlds
@@ -73,19 +72,19 @@ def test_numpy_and_pytorch_geometric_say_the_same(on):
     from foretell_lab.policy.network import Network, batch
 
     torch.manual_seed(3)
-    network = Network(net.WIDTHS)
+    network = Network(policy.WIDTHS)
     look = view(on.problem)
     seen = [look.seen(one.now, one.ways_on) for one in questions(on)]
     with torch.no_grad():
         expected = network(batch(seen)).numpy()
-    mine = np.concatenate(net.scores(network.exported(), seen))
+    mine = np.concatenate(policy.scores(network.exported(), seen))
     np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-5)
     assert np.ptp(expected) > 1e-3
 
 
 def test_chances_follow_their_ways_wherever_they_stand(on):
     one = questions(on)[0]
-    learned = net.shipped()
+    learned = policy.shipped()
     straight, turned = learned(on, [one, Asked(one.now, one.ways_on[::-1])])
     assert straight.sum() == pytest.approx(1)
     assert straight.min() > 0
@@ -93,17 +92,17 @@ def test_chances_follow_their_ways_wherever_they_stand(on):
 
 
 def test_the_weights_of_the_package_are_small_and_of_this_version():
-    raw = net.files("foretell.search.placement.policy").joinpath("weights.npz").read_bytes()
+    raw = policy.files("foretell.search.placement").joinpath("policy.npz").read_bytes()
     assert len(raw) < 300_000
-    assert "score.weight" in net.read(raw)
+    assert "score.weight" in policy.read(raw)
 
 
 def test_weights_of_another_version_are_refused(tmp_path):
-    weights = dict(net.shipped().weights)
+    weights = dict(policy.shipped().weights)
     weights["group.weight"] = weights["group.weight"][:, :-1]
     write(tmp_path / "old.npz", weights)
     with pytest.raises(InputError, match="other features"):
-        net.read((tmp_path / "old.npz").read_bytes())
+        policy.read((tmp_path / "old.npz").read_bytes())
 
 
 def test_nothing_is_trained_on_what_evaluates():
@@ -126,7 +125,7 @@ def test_a_tree_counts_every_playout_once_and_knows_where_it_was(on):
 def test_a_tree_passes_what_it_has_simulated(on):
     """Ways on that change nothing cost no playout, nor do ends of the tree once played."""
     fresh = Evaluator(on.problem)
-    tree = Tree(fresh, [plain(on)], net.shipped(), on.seconds(plain(on)), seed=0)
+    tree = Tree(fresh, [plain(on)], policy.shipped(), on.seconds(plain(on)), seed=0)
     tree.play(40)
     assert len(tree.spent) == 40
     assert tree.spent[-1] == fresh.evaluations >= 36
@@ -134,14 +133,14 @@ def test_a_tree_passes_what_it_has_simulated(on):
 
 def test_an_untried_action_is_worth_a_share_of_its_node():
     """The second of two equal ways is tried before the first is followed for ever."""
-    node = mcts.Node(None, 0, visits=2, total=1.0)
-    node.children = [mcts.Node(None, 1, visits=1, total=0.3), mcts.Node(None, 1)]
+    node = search.Node(None, 0, visits=2, total=1.0)
+    node.children = [search.Node(None, 1, visits=1, total=0.3), search.Node(None, 1)]
     node.chances, node.taken = np.array([0.5, 0.5]), np.array([1.0, 0.0])
     assert node.next() == 1
 
 
 def test_unseen_models_on_unseen_devices_soon_beat_data_parallelism():
-    found = [evaluated(worlds.world(i, unseen=True).on, net.shipped(), 0, 50) for i in range(4)]
+    found = [evaluated(worlds.world(i, unseen=True).on, policy.shipped(), 0, 50) for i in range(4)]
     assert sum(one.better_at <= 50 for one in found) >= 3
     assert all(one.gain >= 1 for one in found)
 
@@ -175,7 +174,7 @@ def test_training_that_was_stopped_goes_on_as_if_it_had_not(tmp_path):
     assert trained("one.npz", 2)["games"] == 2
     trained("two.npz", 1)
     assert len(trained("two.npz", 2, "--resume")["rounds"]) == 1
-    one, two = (net.read((tmp_path / n).read_bytes()) for n in ("one.npz", "two.npz"))
+    one, two = (policy.read((tmp_path / n).read_bytes()) for n in ("one.npz", "two.npz"))
     assert all((one[name] == two[name]).all() for name in one)
 
 
@@ -185,7 +184,7 @@ def test_workers_run_the_same_games(tmp_path):
     for name, workers in (("one.npz", "1"), ("two.npz", "2")):
         words = ["-o", str(tmp_path / name), "--games", "2", "--steps", "2", "--workers", workers]
         CliRunner().invoke(train_policy.command, words, catch_exceptions=False)
-    one, two = (net.read((tmp_path / n).read_bytes()) for n in ("one.npz", "two.npz"))
+    one, two = (policy.read((tmp_path / n).read_bytes()) for n in ("one.npz", "two.npz"))
     assert all((one[name] == two[name]).all() for name in one)
 
 

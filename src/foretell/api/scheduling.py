@@ -22,15 +22,13 @@ from foretell.report import words
 from foretell.report.words import width
 from foretell.search.schedule import Problem, Schedule, load, shape
 from foretell.search.schedule import schedule as find_schedule
-from foretell.search.schedule.best import Solved, best, decided
-from foretell.search.schedule.cache import folder
-from foretell.search.schedule.find import WORK
-from foretell.search.schedule.formats import svg
-from foretell.search.schedule.formats import text as drawn
+from foretell.search.schedule.find import WORK, Solved, best, decided
 from foretell.search.schedule.model import Model
 from foretell.search.schedule.model import model as model_of_shape
 from foretell.search.schedule.model import models as models_of_shapes
 from foretell.search.schedule.problem import occupying
+from foretell.search.schedule.schedule import folder, svg
+from foretell.search.schedule.schedule import text as drawn
 
 _EARLY = {"time": ", stopped by the time limit", "interrupted": ", interrupted: the best so far"}
 Numbers = float | Sequence[float] | None  # one for all devices, or one for each

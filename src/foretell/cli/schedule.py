@@ -86,7 +86,7 @@ def _listed(found: dict[str, str]) -> str:
 
 
 def _cache(options: dict[str, Any]) -> Path | None:
-    from foretell.search.schedule.cache import folder
+    from foretell.search.schedule.schedule import folder
 
     return None if options["no_cache"] else folder()
 

@@ -36,8 +36,8 @@ def _write_plan(output: Path, solved: Any) -> None:
 
 
 def _text(output: Path, found: Any, solved: Any) -> str:
-    from foretell.search.schedule.formats import svg
-    from foretell.search.schedule.placement import write as written
+    from foretell.search.schedule.problem import write as written
+    from foretell.search.schedule.schedule import svg
 
     if output.suffix == ".csv":
         return _actions(found, solved, with_comms=output.name.endswith(".comms.csv"))
@@ -49,7 +49,7 @@ def _text(output: Path, found: Any, solved: Any) -> str:
 def _actions(found: Any, solved: Any, *, with_comms: bool) -> str:
     """Actions as CSV: a row per rank, a cell per action."""
     from foretell.plan.export import schedule_csv, with_messages
-    from foretell.search.schedule.formats import actions
+    from foretell.search.schedule.schedule import actions
 
     rows = solved.plan.actions if solved else actions(found)
     if with_comms:
@@ -65,7 +65,7 @@ def _actions(found: Any, solved: Any, *, with_comms: bool) -> str:
 def _is_line(found: Any, solved: Any, rows: Any) -> bool:
     """Whether each stage follows the one before, on a rank of its own."""
     from foretell.plan.stage_placement import edges
-    from foretell.search.schedule.formats import after
+    from foretell.search.schedule.schedule import after
 
     if solved:
         links = edges(solved.model.places, solved.model.prices.workload)

@@ -36,7 +36,7 @@ def command(
     batch(rank, size).
     """
     from foretell.pytorch.tune.launch import Asked, measure
-    from foretell.search.fusion.caps import candidates
+    from foretell.search.fusion.lanes import candidates
 
     request = Asked(str(script), steps=steps, rounds=rounds, device=device or "", network=network)
     with working("profiling") as tell:
@@ -60,7 +60,7 @@ def profiled(found: dict[str, Any], ranks: int) -> tuple[Any, Any]:
     """The profile in order of readiness, and the wire's law."""
     import numpy as np
 
-    from foretell.search.fusion.caps import Profile
+    from foretell.search.fusion.lanes import Profile
     from foretell.search.fusion.problem import measured_wire
 
     rows = sorted(found["gradients"], key=lambda g: g["ready_s"])

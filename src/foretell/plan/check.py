@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError, unknown
@@ -113,7 +113,8 @@ def agreed(plan: Plan) -> dict[str, str]:
         if len(row) != 2 or row[1].partition(":")[0] not in AGREED:
             raise InputError(
                 f"`{'+'.join(row)}` in the plan's sync is not a parameter and a way",
-                hint="write NAME+WAY, of all-reduce, ps:RANK, sharded, factors; `/` is %2F in NAME",
+                hint="write NAME+WAY, of all-reduce, ps:RANK, sharded, factors, factors:recompute; "
+                "`/` is %2F in NAME",
             )
     return {row[0]: row[1] for row in plan.sync}
 
@@ -192,6 +193,27 @@ def units(workload: Workload) -> list[Unit]:
         Unit(at, i, f"{layer.name}.{i}" if layer.times > 1 else layer.name)
         for at, layer in enumerate(workload.layers)
         for i in range(layer.times)
+    ]
+
+
+def layer_reads(workload: Workload) -> list[list[int]]:
+    """The layers that each layer reads; the model's input is none."""
+    at = {layer.name: i for i, layer in enumerate(workload.layers)}
+    return [
+        [at[name] for name in layer.after if name] if layer.after else [*range(i)][-1:]
+        for i, layer in enumerate(workload.layers)
+    ]
+
+
+def unit_reads(workload: Workload) -> list[list[int]]:
+    """The units that each unit reads: the turn before it, or the last turn of what it follows."""
+    ends = [*accumulate(layer.times for layer in workload.layers)]
+    return [
+        [ends[i] - 1 for i in reads] if turn == 0 else [first + turn - 1]
+        for layer, reads, first in zip(
+            workload.layers, layer_reads(workload), [0, *ends], strict=False
+        )
+        for turn in range(layer.times)
     ]
 
 

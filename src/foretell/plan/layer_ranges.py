@@ -10,7 +10,7 @@ In the program of a step every rank of a range is a stage of its own:
 
     forward, backward   one task a range of layers, rank and micro-batch; the last backward has one
                         for each message of gradients
-    send                samples that the next range wants elsewhere
+    send                samples that a range which reads it wants elsewhere
     sync, product       gradients as soon as their backward is done; with factors, then the product
     update, share       the optimizer when all gradients are there; then parameters go round
 
@@ -43,6 +43,7 @@ from foretell.plan.check import (
     micro_batches_of_groups,
     runs,
     spoken,
+    unit_reads,
     units,
 )
 from foretell.plan.costs import (
@@ -82,6 +83,11 @@ class FactorMatmul(NamedTuple):
     rows: float  # of one sample
     elements: float  # of weight and bias
     source: str = ""  # the first op that reads its input: one input, gathered once for all of them
+    maker: str = ""  # the matmul that makes its input, where each rank can run that on all rows
+    maker_n1: float = 0.0
+    reader: str = ""  # the matmul whose backward makes its output gradient, where each rank can
+    reader_n2: float = 0.0
+    recomputes: tuple[str, ...] = ()  # what ranks recompute and do not gather: input, output
 
 
 def factor_matmuls(workload: Workload, unit: Unit) -> list[FactorMatmul]:
@@ -99,13 +105,40 @@ def factor_matmuls(workload: Workload, unit: Unit) -> list[FactorMatmul]:
         before = reads
         if is_product and not any(f"{layer.name}/{w.name}" in again for w in op.weights):
             found.append(_product(unit.name, op, source))
+    return _linked(found, layer)
+
+
+# What a matmul's output passes to the next matmul of a plain chain; ReLU and dropout leave zeros
+# where nothing comes back, so that the backward needs only what they made.
+_DETERMINISTIC = ("relu", "gelu", "silu", "tanh", "sigmoid")
+_ZEROING = ("relu", "dropout")
+
+
+def _linked(found: list[FactorMatmul], layer: Any) -> list[FactorMatmul]:
+    """Matmuls of a layer that is a plain chain, each with what makes its input and its gradient."""
+    ops = [op for op in layer.works() if not op.when.startswith("fused")]
+    stems = [op.name.rstrip("0123456789") for op in ops]
+    known = {*_DETERMINISTIC, *_ZEROING}
+    if any(op.kind not in ("matmul", "loss") and stem not in known
+           for op, stem in zip(ops, stems, strict=True)):  # fmt: skip
+        return found
+    at = {op.name: i for i, op in enumerate(ops)}
+    for i, j in pairwise(range(len(found))):
+        one, other = found[i], found[j]
+        between = stems[at[one.name.rpartition("/")[2]] + 1 : at[other.name.rpartition("/")[2]]]
+        if (one.n2, one.rows) == (other.n1, other.rows) and one.source != other.source:
+            if {*between} <= {*_DETERMINISTIC}:
+                found[j] = other._replace(maker=one.name, maker_n1=one.n1)
+            if {*between} <= {*_ZEROING}:
+                found[i] = one._replace(reader=other.name, reader_n2=other.n2)
     return found
 
 
 def gathered(some: Sequence[FactorMatmul]) -> float:
     """Numbers of one sample that are gathered for some matmuls: inputs that they share once."""
-    inputs = {p.source or p.name: p.rows * p.n1 for p in some}
-    return sum(inputs.values()) + sum(p.rows * p.n2 for p in some)
+    inputs = {p.source or p.name: p.rows * p.n1 for p in some if "input" not in p.recomputes}
+    outputs = [p.rows * p.n2 for p in some if "output" not in p.recomputes]
+    return sum(inputs.values()) + sum(outputs)
 
 
 def sharing(some: Sequence[FactorMatmul]) -> list[list[FactorMatmul]]:
@@ -218,11 +251,34 @@ class GroupCosts:
 
     def product_seconds(self, device: Device, product: FactorMatmul, samples: float) -> float:
         """Seconds of a weight gradient over so many samples."""
-        rows = samples * product.rows
-        shape = {"b": 1.0, "m": product.n2, "n": product.n1, "k": rows, "ta": 1.0, "tb": 0.0}
-        sizes = {key: np.array([value]) for key, value in shape.items()}
-        nothing = np.array([np.nan])
-        return float(kernel.seconds(device, "gemm", "fp32", sizes, bytes=nothing).seconds[0])
+        return float(product_seconds(device, product, np.array([samples]))[0])
+
+    def recompute_seconds(self, device: Device, product: FactorMatmul, samples: float) -> float:
+        """Seconds of the factors that ranks recompute over so many samples."""
+        return float(recompute_seconds(device, product, np.array([samples]))[0])
+
+
+def product_seconds(device: Device, product: FactorMatmul, samples: Array) -> Array:
+    """Seconds of a weight gradient over some numbers of samples."""
+    return _gemm(device, product.n2, product.n1, samples * product.rows, ta=1.0)
+
+
+def recompute_seconds(device: Device, product: FactorMatmul, samples: Array) -> Array:
+    """Seconds of the factors of a gradient that ranks recompute over some numbers of samples."""
+    found, rows = np.zeros(samples.shape), samples * product.rows
+    if "input" in product.recomputes:
+        found = found + _gemm(device, product.n1, rows, product.maker_n1)
+    if "output" in product.recomputes:
+        found = found + _gemm(device, product.n2, rows, product.reader_n2)
+    return found
+
+
+def _gemm(device: Device, m: Any, n: Any, k: Any, ta: float = 0.0) -> Array:
+    shape = {"b": 1.0, "m": m, "n": n, "k": k, "ta": ta, "tb": 0.0}
+    flat = np.broadcast_arrays(*(np.asarray(value, float) for value in shape.values()))
+    sizes, nothing = dict(zip(shape, flat, strict=True)), np.full(flat[0].shape, np.nan)
+    found: Array = kernel.seconds(device, "gemm", "fp32", sizes, bytes=nothing).seconds
+    return found
 
 
 def _product(unit: str, op: Op, source: str) -> FactorMatmul:
@@ -386,7 +442,8 @@ class LayerRange:
         It has so many micro-batches at once whose backward is still to come.
         """
         found, size, units = self.stage(costs, rank).memory, self.elements(costs), costs.units
-        sent = max(gathered(x.factors) * self.rows * costs.grad_bytes for x in self.layers)
+        whole = [[p._replace(recomputes=()) for p in x.factors] for x in self.layers]
+        sent = max(gathered(each) * self.rows * costs.grad_bytes for each in whole)
         others = [(1 - self.kept_share(x, rank)) * size[units[x.unit].layer] for x in self.layers]
         out = {
             "parameters": float(found.parameters[0]),
@@ -471,13 +528,28 @@ def _layer(
     if "factors" not in said:
         return Layer(at, name, way, factors=tuple(costs.paying(at, ranks, batch)))
     every = factor_matmuls(costs.workload, costs.units[at])
-    sent = [p for p in every if ways.get(p.name) == "factors"]
+    named = {op: word for op, word in ways.items() if word.partition(":")[0] == "factors"}
+    sent = [_recomputing(p, named[p.name]) for p in every if p.name in named]
     if not sent:
         raise InputError(
-            f"`{min(op for op, word in ways.items() if word == 'factors')}` has no factors",
+            f"`{min(named)}` has no factors",
             hint="only matmuls with a weight of their own do: linear layers",
         )
     return Layer(at, name, way, factors=tuple(sent))
+
+
+def _recomputing(product: FactorMatmul, word: str) -> FactorMatmul:
+    """A matmul with the factors that `factors:recompute-input` and the like leave to each rank."""
+    said = {"": (), "recompute": ("input", "output"), "recompute-input": ("input",),
+            "recompute-output": ("output",)}.get(word.partition(":")[2])  # fmt: skip
+    able = {"input": product.maker, "output": product.reader}
+    if said is None or not all(able[one] for one in said):
+        raise InputError(
+            f"`{product.name}` is sent as `{word}`",
+            hint="factors, or where a matmul right before or behind makes them "
+            "factors:recompute, factors:recompute-input, factors:recompute-output",
+        )
+    return product._replace(recomputes=said)
 
 
 def served_by(way: str, ranks: tuple[int, ...], turn: int, name: str) -> int:
@@ -505,13 +577,16 @@ class Action(NamedTuple):
 
 
 def orders(
-    where: Sequence[Sequence[int]], batches: int, together: Collection[int] = ()
-) -> dict[int, list[Action]]:
+    where: Sequence[Sequence[int]], batches: int, together: Collection[int] = (),
+    links: Collection[tuple[int, int]] | None = None,
+) -> dict[int, list[Action]]:  # fmt: skip
     """What each rank does, in order; `where` has the ranks of each run of layers.
 
     Ranks of runs in `together` (the split ones) begin at the same moment: they communicate inside.
+    `links` has the runs that read one another; each reads the one before where it is None.
     """
-    played = _RankActions(where, batches, together)
+    links = [*pairwise(range(len(where)))] if links is None else links
+    played = _RankActions(where, batches, together, links)
     now = 0
     played.begin(now)
     while played.busy:
@@ -525,8 +600,9 @@ class _RankActions:
     """A step on its way."""
 
     def __init__(
-        self, where: Sequence[Sequence[int]], batches: int, together: Collection[int]
-    ) -> None:
+        self, where: Sequence[Sequence[int]], batches: int, together: Collection[int],
+        links: Collection[tuple[int, int]],
+    ) -> None:  # fmt: skip
         self.where, self.together = where, together
         self.found: dict[int, list[Action]] = {rank: [] for ranks in where for rank in ranks}
         self.idle, self.busy = set(self.found), list[tuple[int, int, Action]]()  # end, rank, what
@@ -537,7 +613,7 @@ class _RankActions:
         )  # ends still to come
         acts = [Action(k, q, m) for m in range(batches) for q in range(len(where)) for k in "FB"]
         for act in acts:
-            needs = _before(act, len(where))
+            needs = _before(act, links)
             for need in needs:
                 self.then.setdefault(need, []).append(act)
             self.missing[act] = sum(len(where[need.run]) for need in needs)
@@ -581,13 +657,14 @@ class _RankActions:
                     self._offer(follower)
 
 
-def _before(act: Action, runs: int) -> list[Action]:
+def _before(act: Action, links: Collection[tuple[int, int]]) -> list[Action]:
     """What has to be done on all its ranks first; micro-batches of a run go in turn."""
     kind, q, m = act
     earlier = [Action(kind, q, m - 1)] if m else []
     if kind == "F":
-        return earlier + ([Action("F", q - 1, m)] if q else [])
-    return [*earlier, Action("F", q, m)] + ([Action("B", q + 1, m)] if q + 1 < runs else [])
+        return earlier + [Action("F", read, m) for read, reader in links if reader == q]
+    behind = [Action("B", reader, m) for read, reader in links if read == q]
+    return [*earlier, Action("F", q, m), *behind]
 
 
 class Move(NamedTuple):
@@ -660,11 +737,31 @@ def moved(first: LayerRange, then: LayerRange) -> dict[tuple[int, int], float]:
     return out
 
 
-def in_flight(found: Sequence[LayerRange]) -> dict[tuple[int, int], int]:
+def reading(found: Sequence[LayerRange], costs: GroupCosts) -> dict[tuple[int, int], float]:
+    """(range, range that reads it): bytes of one sample that it reads."""
+    home = {unit: q for q, one in enumerate(found) for unit in one.units}
+    read = {
+        (home[u], home[v], u)
+        for v, sources in enumerate(unit_reads(costs.workload))
+        for u in sources
+        if home[u] != home[v]
+    }
+    out: dict[tuple[int, int], float] = defaultdict(float)
+    for q, r, unit in sorted(read):
+        made = found[q].stage(costs, found[q].ranks[0]).costs
+        size = float(made.holdings[costs.units[unit].layer].output_bytes[0])
+        out[q, r] += size / made.plans.plans[0].micro_batch
+    return out
+
+
+def in_flight(
+    found: Sequence[LayerRange], links: Collection[tuple[int, int]]
+) -> dict[tuple[int, int], int]:
     """For each rank and stretch the most micro-batches whose backward is still to come."""
     split = [q for q, stretch in enumerate(found) if stretch.is_split]
     out: dict[tuple[int, int], int] = {}
-    for rank, row in orders([one.ranks for one in found], found[0].batches, split).items():
+    each = orders([one.ranks for one in found], found[0].batches, split, links)
+    for rank, row in each.items():
         now = dict.fromkeys(range(len(found)), 0)
         for act in row:
             now[act.run] += 1 if act.kind == "F" else -1
@@ -723,6 +820,19 @@ class GroupStep(ResolvedStep):
         pairs = [(q, rank) for q, one in enumerate(self.found) for rank in one.ranks]
         return {pair: at for at, pair in enumerate(pairs)}
 
+    @cached_property
+    def links(self) -> dict[tuple[int, int], float]:
+        """(range, range that reads it): bytes of one sample."""
+        return reading(self.found, self.costs)
+
+    def _first(self, rank: int) -> tuple[int, ...]:
+        """The stages of a rank whose backward is its last: no other range of it comes before."""
+        behind: dict[int, set[int]] = defaultdict(set)  # ranges that read a range of this rank
+        for q, r in sorted(self.links):
+            behind[r] |= behind[q] | ({q} if rank in self.found[q].samples else set())
+        mine = [q for q, one in enumerate(self.found) if rank in one.samples]
+        return tuple(self.cells[q, rank] for q in mine if not behind[q])
+
     def program(self, detail: str) -> Program:
         """The program of the step; a range is one task a rank whatever the detail."""
         out = Program(is_ordered=False)
@@ -733,9 +843,11 @@ class GroupStep(ResolvedStep):
         out.links = [f"{word} {node}" for node in nodes for word in ("out", "in", "bus")]
         for q in range(len(self.found)):
             self._add_range(out, q)
-        for q in range(len(self.found) - 1):
-            self._add_messages(out, q)
-        out.turns = [(self.cells[len(self.found) - 1, r], 0) for r in self.found[-1].ranks]
+        for (q, r), size in self.links.items():
+            self._add_messages(out, q, r, size)
+        read = {q for q, _ in self.links}
+        ends = [(q, one) for q, one in enumerate(self.found) if q not in read]
+        out.turns = [(self.cells[q, rank], 0) for q, one in ends for rank in one.ranks]
         self._add_end(out)
         for rank in self.ranks:
             for kind, size in self._holding[rank].items():
@@ -781,19 +893,16 @@ class GroupStep(ResolvedStep):
                 StageTasks(rank, (held,), talk, chain, way, np.zeros_like(way), micro, order)
             )
 
-    def _add_messages(self, out: Program, q: int) -> None:
-        """What a range hands the next and gets back; what a rank has already it only waits for."""
-        first, then = self.found[q], self.found[q + 1]
-        made = first.stage(self.costs, first.ranks[0]).costs
-        layer = self.costs.units[first.units[-1]].layer
-        each = float(made.holdings[layer].output_bytes[0]) / made.plans.plans[0].micro_batch
-        size = each * first.batch / self.batches
+    def _add_messages(self, out: Program, q: int, r: int, bytes_each: float) -> None:
+        """What one range reads of another and sends back; what its ranks have they wait for."""
+        first, then = self.found[q], self.found[r]
+        size = bytes_each * first.batch / self.batches
         for rank in first.ranks:
             if rank in then.ranks:
-                a, b = (self.cells[q, rank], 0), (self.cells[q + 1, rank], 0)
+                a, b = (self.cells[q, rank], 0), (self.cells[r, rank], 0)
                 out.messages += [Message(FORWARD, a, b), Message(BACKWARD, b, a)]
         for (source, target), share in moved(first, then).items():
-            a, b = (self.cells[q, source], 0), (self.cells[q + 1, target], 0)
+            a, b = (self.cells[q, source], 0), (self.cells[r, target], 0)
             for way, here, there in ((FORWARD, a, b), (BACKWARD, b, a)):
                 ranks = (target, source) if way else (source, target)
                 out.messages.append(
@@ -823,10 +932,9 @@ class GroupStep(ResolvedStep):
         updated = {}
         for rank in self.ranks:
             took = update_seconds(self.found, self.costs, rank)
-            first = next(q for q, one in enumerate(self.found) if rank in one.samples)
             updated[rank] = out.end(
                 "kernel", "optimizer", rank, (self._lane(rank),), took, "update",
-                stages=(self.cells[first, rank],), parts=(), behind=tuple(synced[rank]),
+                stages=self._first(rank), parts=(), behind=tuple(synced[rank]),
             )  # fmt: skip
         for one, op, size in later:
             took = self.costs.talk(op, size, one.ranks)
@@ -873,7 +981,11 @@ class GroupStep(ResolvedStep):
             behind = task
             if factors:
                 device = costs.cluster.devices[rank]
-                took = sum(costs.product_seconds(device, p, one.rows) for p in factors)
+                took = sum(
+                    costs.product_seconds(device, p, one.rows)
+                    + costs.recompute_seconds(device, p, one.rows)
+                    for p in factors
+                )
                 behind = out.end(
                     "kernel", "product", rank, (self._lane(rank),), took, "backward",
                     behind=(task,), parts=(), order=order,
@@ -885,7 +997,7 @@ class GroupStep(ResolvedStep):
     @cached_property
     def _holding(self) -> dict[int, dict[str, float]]:
         """Bytes of every rank at its fullest, by what they are."""
-        flying, out = in_flight(self.found), {}
+        flying, out = in_flight(self.found, self.links), {}
         for rank in self.ranks:
             total = dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), 0.0)
             brief = 0.0

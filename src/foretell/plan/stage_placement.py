@@ -37,6 +37,7 @@ from foretell.cluster import Cluster
 from foretell.cost import collective
 from foretell.errors import InputError, unknown
 from foretell.graph.groups import group_text, ranks_of
+from foretell.plan.check import layer_reads
 from foretell.plan.costs import ROUNDING, USABLE, Costs, layer_parts
 from foretell.plan.estimate import rank_update
 from foretell.plan.framework import running
@@ -160,10 +161,10 @@ def copies(found: Sequence[StagePlacement], workload: Workload) -> int:
 
 def edges(found: Sequence[StagePlacement], workload: Workload) -> list[Edge]:
     """Stage pairs with a message between them, of the forward pass."""
-    holder = _holders(found, workload)
+    holder, reads = _holders(found, workload), layer_reads(workload)
     links: dict[tuple[int, int], list[int]] = {}
     for (copy, layer, turn), stage in holder.items():
-        for source in _sources(workload, layer) if turn == 0 else [layer]:
+        for source in reads[layer] if turn == 0 else [layer]:
             last = turn - 1 if turn else workload.layers[source].times - 1
             first = holder[copy, source, last]
             if first != stage:
@@ -184,15 +185,6 @@ def _holders(
                 out[copy, layer, turn] = stage
                 seen[layer] += 1
     return out
-
-
-def _sources(workload: Workload, layer: int) -> list[int]:
-    """The layers that one reads; the model's input is none."""
-    after = workload.layers[layer].after
-    if not after:
-        return [layer - 1] if layer else []
-    names = [x.name for x in workload.layers]
-    return [names.index(name) for name in after if name]
 
 
 def beside(workload: Workload, layer: int) -> list[int]:

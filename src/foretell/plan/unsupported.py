@@ -52,6 +52,9 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
         "offload: only FSDP keeps optimizer state on the host (zero=2 or 3)": (
             plan.offload and plan.zero < 2
         ),
+        "factors that ranks recompute (factors:recompute) are priced, not run": any(
+            row[-1].startswith("factors:") for row in plan.sync
+        ),
         "images are split beside tensors or stages": images and (plan.tp > 1 or plan.pp > 1),
         "filters or channels are split beside tensors, stages or images": (
             split and (plan.tp > 1 or plan.pp > 1 or images)

@@ -52,10 +52,8 @@ from foretell.search.oracle.space import Space, Swept, layouts, strategy, sweep
 from foretell.search.partition import Partitioner, divisors, meshes, rows_of
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.refine import BEYOND, Evaluator, Found, descend, race, share_moves, unsharded
-from foretell.search.schedule.arrange import branches
-from foretell.search.schedule.best import solved
-from foretell.search.schedule.choose import searched
-from foretell.search.schedule.model import model
+from foretell.search.schedule.find import searched, solved
+from foretell.search.schedule.model import branches, model
 from foretell.workload import Workload
 
 # Axis -> fields of a plan that it changes.
@@ -305,7 +303,10 @@ class _Search:
 
     def _placing(self) -> PlacementPlanner:
         many = self.options.evaluations
-        return PlacementPlanner(global_batch=self.batch, strokes=60 * many, polish=10 * many)
+        return PlacementPlanner(
+            global_batch=self.batch, strokes=60 * many, polish=10 * many,
+            recompute=not self.options.runnable,
+        )  # fmt: skip
 
     def _fusing(self) -> FusionPlanner:
         """Inductor's fusion and the best buckets, and a search from there.

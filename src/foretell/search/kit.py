@@ -41,8 +41,8 @@ PLANNERS: dict[str, tuple[str, str]] = {
     "tag": ("placement.planner", "Tag"),
     "fusion": ("fusion.planner", "FusionPlanner"),
     "disco": ("fusion.planner", "Disco"),
-    "schedule": ("schedule.planner", "PipelinePlanner"),
-    "tessel": ("schedule.planner", "Tessel"),
+    "schedule": ("schedule.find", "PipelinePlanner"),
+    "tessel": ("schedule.find", "Tessel"),
 }
 Model = Workload | Graph
 

@@ -58,10 +58,10 @@ def _problem(plan: Plan, model: Model, cluster: Cluster) -> Problem:
 
 def _fused(plan: Plan, problem: Problem) -> list[tuple[str, Graph]]:
     """The step with nothing fused and DDP's buckets, and the step as the plan has it."""
-    from foretell.search.fusion.baselines import ddp
     from foretell.search.fusion.fused_step import evaluated, scale_of
     from foretell.search.fusion.fused_step import lower as lower_fused
     from foretell.search.fusion.score import Evaluator
+    from foretell.search.fusion.search import ddp
 
     scale, plain = scale_of(problem), Evaluator(problem)
     found = {

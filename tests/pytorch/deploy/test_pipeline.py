@@ -14,8 +14,8 @@ from foretell.plan.export import schedule_csv, with_messages  # noqa: E402
 from foretell.pytorch.deploy.actions import Action, Pipeline, needs, parse  # noqa: E402
 from foretell.pytorch.deploy.blocks import Blocks  # noqa: E402
 from foretell.pytorch.deploy.collective import copy_in, even, one_more, sum_out  # noqa: E402
-from foretell.search.schedule import formats as acts  # noqa: E402
 from foretell.search.schedule import schedule, shape  # noqa: E402
+from foretell.search.schedule.schedule import actions, after, copies  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 from tests.pytorch.deploy.same import CLOSE, STEPS, off, sgd  # noqa: E402
 
@@ -107,7 +107,7 @@ def test_searched_and_random_orders_on_two_ranks():
         ("v:devices=2", "1f1b"),
     ]
     specs += [("loop:devices=2", "interleaved"), ("wave:devices=2,split=yes", "zb-v")]
-    cases = [[list(row) for row in acts.actions(found(s, m))] for s, m in specs]
+    cases = [[list(row) for row in actions(found(s, m))] for s, m in specs]
     for places in ([0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 1, 1], [0, 1, 1, 0, 1]):
         cases += [random_rows(places, seed) for seed in range(2)]
     for each in on_ranks(2, several, cases):
@@ -115,7 +115,7 @@ def test_searched_and_random_orders_on_two_ranks():
 
 
 def test_searched_and_random_orders_on_four_ranks():
-    cases = [[list(row) for row in acts.actions(found("v:devices=4,split=yes"))]]
+    cases = [[list(row) for row in actions(found("v:devices=4,split=yes"))]]
     cases += [random_rows([2, 0, 3, 1, 0, 2], 0), random_rows([0, 1, 2, 3, 3, 2, 1, 0], 1)]
     for each in on_ranks(4, several, cases):
         assert max(each) <= CLOSE, each
@@ -124,7 +124,7 @@ def test_searched_and_random_orders_on_four_ranks():
 def shaped(spec, **options):
     result = found(spec, **options)
     problem = result.problem
-    return Pipeline(parse(acts.actions(result)), acts.after(problem), acts.copies(problem))
+    return Pipeline(parse(actions(result)), after(problem), copies(problem))
 
 
 class Wide(nn.Module):
@@ -310,7 +310,7 @@ def test_lists_with_messages_run_on_torch_unchanged(tmp_path):
             ("wave:devices=2,split=yes", "zb-v"),
         ]
     ):
-        rows = acts.actions(found(spec, method))
+        rows = actions(found(spec, method))
         path = tmp_path / f"{k}.csv"
         path.write_text(schedule_csv(with_messages(rows)))
         mine = [sorted({int(cell[0]) for cell in row}) for row in rows]

@@ -17,7 +17,7 @@ from foretell.cli.tune_ddp import _decided, command
 from foretell.errors import InputError
 from foretell.pytorch.ranks.wires import refusal
 from foretell.pytorch.tune.launch import Asked, measure
-from foretell.search.fusion.caps import Caps
+from foretell.search.fusion.lanes import Caps
 
 SCRIPT = """
 import torch

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.search.fusion.caps import (
+from foretell.search.fusion.lanes import (
     STRETCHES,
     Profile,
     as_caps,
     candidates,
+    packed,
     predicted,
     searched,
     sized,
 )
-from foretell.search.fusion.lanes import packed
 from foretell.search.fusion.problem import measured_wire
 from tests.search.fusion.cases import wire
 

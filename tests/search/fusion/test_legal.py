@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.search.fusion.baselines import like_inductor, like_xla
-from foretell.search.fusion.disco import random_move
 from foretell.search.fusion.fused_step import buckets_from, fusion_of, plan_of
 from foretell.search.fusion.problem import BACKWARD, FORWARD, Gradient, Problem, edges_of
 from foretell.search.fusion.score import Evaluator
+from foretell.search.fusion.search import like_inductor, like_xla, random_move
 from foretell.search.fusion.state import (
     MOST,
     copied_if_legal,

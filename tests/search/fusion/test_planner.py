@@ -14,14 +14,19 @@ from foretell.cluster import load as machines
 from foretell.errors import InfeasibleError, InputError
 from foretell.graph import Builder
 from foretell.plan import read, save
-from foretell.search.fusion.baselines import baselines, hill_climb
-from foretell.search.fusion.climb import Run, climb
-from foretell.search.fusion.disco import Backtrack, backtrack, begun
 from foretell.search.fusion.fused_step import lower, plan_of
-from foretell.search.fusion.ops import Memory, from_workload, problem_of_graph
 from foretell.search.fusion.planner import FusionPlanner
-from foretell.search.fusion.problem import BACKWARD, Wire
+from foretell.search.fusion.problem import BACKWARD, Memory, Wire, from_workload, problem_of_graph
 from foretell.search.fusion.score import Evaluator, bounds
+from foretell.search.fusion.search import (
+    Backtrack,
+    Run,
+    backtrack,
+    baselines,
+    begun,
+    climb,
+    hill_climb,
+)
 from foretell.search.fusion.state import unfused
 from foretell.search.kit import priced
 from foretell.simulate import simulate

@@ -11,7 +11,7 @@ from foretell.cluster import load as machines
 from foretell.plan import Plan
 from foretell.plan import memory as plan_memory
 from foretell.predict import predict
-from foretell.search.placement import deal, moves
+from foretell.search.placement import evaluate, lowering
 from foretell.search.placement.baselines import drawn, every
 from foretell.search.placement.evaluate import Evaluator, bound, graph, memory
 from foretell.search.placement.evaluate import shares as dealt_out
@@ -105,7 +105,7 @@ def test_data_parallel_is_compute_then_what_is_left_of_the_messages(vgg):
     t = vgg.tables
     each = -(-vgg.batch // 8)
     slowest = (t.forward[:, -1, each] + t.backward[:, -1, each]).max()
-    message = moves.law(t.laws[0, 0], t.gradient.sum())
+    message = lowering.law(t.laws[0, 0], t.gradient.sum())
     fused = uniform(vgg, Action(0, ALL_REDUCE), fuse=float("inf"), mode=EVEN)
     expected = slowest + message + t.update.sum(axis=1).max()
     assert Evaluator(vgg).seconds(fused) == pytest.approx(expected, rel=1e-6)
@@ -169,7 +169,7 @@ def test_whole_samples_are_shared_as_well_as_can_be(ranks, batch, data):
         slopes
     )
     lines = (np.zeros(len(ranks)), np.array(slopes, float), np.array(ranks, float))
-    _, least = deal.ratios(*lines, batch)
+    _, least = evaluate.ratios(*lines, batch)
     assert least <= took + 1e-6
 
 
@@ -179,14 +179,14 @@ def any_tables():
 
 
 def shares(ranks, slopes, batch):
-    """`deal.balanced` on cells of their own kind each, with seconds that are lines."""
+    """`evaluate.balanced` on cells of their own kind each, with seconds that are lines."""
     n = len(ranks)
     t = any_tables()._replace(
         member=np.ones((1, n), bool), size=np.array([sum(ranks)]), kind=np.arange(n),
         ranks=np.array(ranks), batch=batch,
     )  # fmt: skip
     cost = np.outer(np.array(slopes, float), np.arange(batch + 1))
-    return deal.balanced(t, 0, cost, np.full(n, batch)).tolist()
+    return evaluate.balanced(t, 0, cost, np.full(n, batch)).tolist()
 
 
 def test_what_was_simulated_is_not_simulated_again(vgg):

@@ -1,5 +1,7 @@
 """The program for factors against brute force and against the closed form."""
 
+from itertools import combinations, pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,9 +9,12 @@ from hypothesis import strategies as st
 
 from foretell.cluster import load as machines
 from foretell.plan.layer_ranges import FactorMatmul, gathered
+from foretell.plan.unsupported import unsupported
+from foretell.predict import predict
 from foretell.search.placement import factors
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.factors import Node, Wire, brute, closed_form, solve, value
+from foretell.search.placement.planner import plan_of
 from foretell.search.placement.problem import ALL_REDUCE, FACTORS, Action, problem, uniform
 from foretell.workload import load
 
@@ -50,6 +55,86 @@ def test_on_traffic_alone_the_program_says_what_the_closed_form_says(rows, n1, n
     w = FactorMatmul("w", n1, n2, 1.0, n1 * n2)
     nodes, wires = factors.program([w], laws, rows, 4.0, [0.0])
     assert (value(nodes, wires, frozenset("w")) < 0) == closed_form(rows, n1, n2)
+
+
+@st.composite
+def chains(draw):
+    """Matmuls in a row, some of whose factors each rank can make of those of its neighbours."""
+    widths = [draw(st.integers(1, 40)) for _ in range(draw(st.integers(2, 5)))]
+    found = []
+    for i, (n1, n2) in enumerate(pairwise(widths)):
+        w = FactorMatmul(f"w{i}", n1, n2, 1.0, n1 * n2, f"w{i}")
+        if i and draw(st.booleans()):
+            w = w._replace(maker=f"w{i - 1}", maker_n1=widths[i - 1])
+        if i + 2 < len(widths) and draw(st.booleans()):
+            w = w._replace(reader=f"w{i + 1}", reader_n2=widths[i + 2])
+        found.append(w)
+    return found
+
+
+def taken(weights, batch, again, upstream, chosen):
+    """Seconds of a choice, counted factor by factor: what is gathered, recomputed and reduced."""
+    total = 0.0
+    for w, more in zip(weights, again, strict=True):
+        total += more if w.name in chosen else 2e-6 * w.elements
+    total += sum(took for node, took in upstream.items() if node in chosen)
+    for w in weights:
+        wants_input = {w.name, f"forward of {w.name}", f"backward of {w.name}"} & chosen
+        wants_output = {w.name, f"backward of {w.name}"} & chosen
+        has_input = w.maker and f"forward of {w.maker}" in chosen
+        has_output = w.reader and f"backward of {w.reader}" in chosen
+        total += 1e-6 * batch * (w.n1 * bool(wants_input and not has_input))
+        total += 1e-6 * batch * (w.n2 * bool(wants_output and not has_output))
+    return total
+
+
+@settings(max_examples=60, deadline=None)
+@given(chains(), st.integers(1, 60), st.floats(0.0, 1e-4))
+def test_recomputed_factors_are_chosen_as_well_as_by_trying_all(weights, batch, slow):
+    laws = np.zeros((5, 1, 3))
+    laws[0, 0, 1], laws[4, 0, 1] = 2e-6, 1e-6
+    names = {w.name for w in weights}
+    upstream = {f"forward of {w.maker}": slow for w in weights if w.maker in names}
+    upstream |= {f"backward of {w.reader}": slow for w in weights if w.reader in names}
+    again = [slow * batch] * len(weights)
+    nodes, wires = factors.program(weights, laws, batch, 1.0, again, upstream)
+    everything = [*names, *upstream]
+    least = min(
+        taken(weights, batch, again, upstream, {*some})
+        for n in range(len(everything) + 1)
+        for some in combinations(everything, n)
+    )
+    found = solve(nodes, wires)
+    assert taken(weights, batch, again, upstream, found) == pytest.approx(least, abs=1e-8)
+    sent = [factors.recomputing(w, found) for w in weights if w.name in found]
+    assert all(w.maker or "input" not in w.recomputes for w in sent)
+
+
+def test_recomputing_what_makes_a_factor_can_pay():
+    alexnet = problem(load("alexnet:batch=8"), machines("tag"))
+    plain = uniform(alexnet, Action(0, ALL_REDUCE))
+    steps, plans = [], []
+    for recompute in (False, True):
+        one, placement = factors.refined(alexnet, plain, recompute=recompute)
+        steps.append(Evaluator(one).seconds(placement))
+        plans.append(plan_of(one, placement))
+    assert steps[1] < 0.9 * steps[0]
+    assert not unsupported(plans[0])
+    assert any("recompute" in why for why in unsupported(plans[1]))
+    again = predict(plans[1], alexnet.workload, alexnet.cluster)
+    assert again.step == pytest.approx(steps[1], rel=0.02)
+
+
+def test_a_factor_behind_dropout_is_gathered():
+    head = {w.name: w for _, w in factors.weights_of(*_layers("alexnet:batch=2"))}
+    first, second, third = head["head/fc3"], head["head/fc10"], head["head/fc16"]
+    assert (first.maker, second.maker, third.maker) == ("", "", "head/fc10")
+    assert (first.reader, second.reader, third.reader) == ("head/fc10", "head/fc16", "")
+
+
+def _layers(text):
+    on = problem(load(text), machines("heterog-8"))
+    return on.workload, on.groups
 
 
 @pytest.fixture(scope="module")

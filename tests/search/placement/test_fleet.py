@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from foretell.cluster import load as machines
 from foretell.errors import ForetellError
 from foretell.plan.check import units
-from foretell.search.placement.device_classes import fleet, grouped
+from foretell.search.placement.problem import fleet, grouped
 from foretell.workload import load
 from tests.search.placement.machines import mixed
 

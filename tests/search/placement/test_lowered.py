@@ -8,7 +8,8 @@ import pytest
 
 from foretell.cluster import load as machines
 from foretell.predict import predict
-from foretell.search.placement.plans import plan_of, seconds_of
+from foretell.search.placement.evaluate import Evaluator
+from foretell.search.placement.planner import plan_of
 from foretell.search.placement.problem import (
     ALL_REDUCE,
     EVEN,
@@ -21,13 +22,13 @@ from foretell.search.placement.problem import (
 )
 from foretell.workload import load
 
-MODELS = ("vgg11:batch=8", "bert:layers=4,batch=2")
+MODELS = ("vgg11:batch=8", "bert:layers=4,batch=2", "flava:batch=4")
 CLOSE = 0.02
 
 
 @cache
 def posed(model):
-    return problem(load(model), machines("tag"))
+    return problem(load(model), machines("tag"), single=True)  # samples of every rank apart
 
 
 def drawn(on, seed):
@@ -47,11 +48,9 @@ def drawn(on, seed):
 @pytest.mark.parametrize("seed", range(8))
 def test_a_found_plan_is_predicted_as_it_was_found(model, seed):
     on = posed(model)
-    plan = plan_of(on, drawn(on, seed))
-    wanted, found = (
-        seconds_of(plan, on.workload, on.cluster),
-        predict(plan, on.workload, on.cluster),
-    )
+    placement = drawn(on, seed)
+    plan, wanted = plan_of(on, placement), Evaluator(on).seconds(placement)
+    found = predict(plan, on.workload, on.cluster)
     assert found.fits == (wanted < inf)
     if found.fits and (plan.groups or plan.sync or plan.shares):
         assert found.step == pytest.approx(wanted, rel=CLOSE)
@@ -65,7 +64,7 @@ def test_factors_are_predicted_as_they_were_found():
     steps = []
     for placement in (plain, plain.but((head,), Action(everywhere, FACTORS))):
         plan = plan_of(on, placement)
-        wanted = seconds_of(plan, on.workload, on.cluster)
+        wanted = Evaluator(on).seconds(placement)
         steps.append(predict(plan, on.workload, on.cluster).step)
         assert steps[-1] == pytest.approx(wanted, rel=CLOSE)
     assert any(way == "factors" for _, way in plan.sync)
@@ -85,7 +84,7 @@ def test_factors_are_predicted_as_they_were_found():
 def test_plain_data_parallelism_is_predicted_as_the_search_prices_it(model, cluster):
     workload, where = load(model), machines(cluster)
     on = problem(workload, where)
-    plan = plan_of(on, uniform(on, Action(0, ALL_REDUCE), mode=EVEN))
+    placement = uniform(on, Action(0, ALL_REDUCE), mode=EVEN)
+    plan, wanted = plan_of(on, placement), Evaluator(on).seconds(placement)
     assert (plan.groups, plan.sync, plan.shares) == ((), (), ())
-    wanted = seconds_of(plan, workload, where)
     assert predict(plan, workload, where).step == pytest.approx(wanted, rel=0.05)

@@ -10,15 +10,13 @@ from foretell.cluster import load as machines
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan, lower, read, save
 from foretell.plan.unsupported import unsupported
-from foretell.search.placement import baselines, mix
-from foretell.search.placement.anneal import anneal, polish
+from foretell.predict import predict
+from foretell.search.placement import baselines, planner
 from foretell.search.placement.baselines import BASELINES
-from foretell.search.placement.device_classes import fleet
-from foretell.search.placement.evaluate import Evaluator
-from foretell.search.placement.mcts import Tree, even_chances, look_ahead
-from foretell.search.placement.planner import PlacementPlanner
-from foretell.search.placement.plans import plan_of, samples, seconds_of
-from foretell.search.placement.problem import ALL_REDUCE, Action, problem, uniform
+from foretell.search.placement.evaluate import Evaluator, graph
+from foretell.search.placement.planner import PlacementPlanner, plan_of, samples
+from foretell.search.placement.problem import ALL_REDUCE, Action, Placement, fleet, problem, uniform
+from foretell.search.placement.search import Tree, anneal, even_chances, look_ahead, polish
 from foretell.simulate import simulate
 from foretell.workload import load
 from tests.search.placement.machines import mixed
@@ -68,7 +66,7 @@ def test_a_plan_is_priced_again_as_it_was_found(vgg, tmp_path):
     save(planned.plan, path)
     again = read(str(path))
     assert again == planned.plan
-    assert seconds_of(again, model, cluster) == pytest.approx(planned.predicted, rel=0.05)
+    assert predict(again, model, cluster).step == pytest.approx(planned.predicted, rel=0.05)
 
 
 def test_the_exact_optimum_of_what_can_be_enumerated(folder):
@@ -104,14 +102,16 @@ def test_mixing_that_hurts_is_refused(folder):
     """A slow network between a fast node and a slow one: the fast node does better alone."""
     cluster = mixed(folder, nic="ethernet-1g")
     planned, best = QUICK.search(load(BERT), cluster)
-    ranks = mix.ranks_of(best.found.problem, best.found.placement)
+    ranks = planner.ranks_of(best.found.problem, best.found.placement)
     assert {cluster.devices[r].name for r in ranks} == {"v100-32"}
     assert any("mixing devices gains nothing" in line for line in planned.notes)
 
 
 def test_a_mix_that_gains_says_what_it_costs(vgg):
     _, _, (planned, best) = vgg
-    said = mix.verdict(best.found.problem, (best.found.placement, best.found.seconds), best.parts)
+    said = planner.verdict(
+        best.found.problem, (best.found.placement, best.found.seconds), best.parts
+    )
     assert said is not None
     assert said.gain >= 1
     assert said.cost["device_s"] == pytest.approx(said.cost["ranks"] * planned.predicted)
@@ -127,10 +127,10 @@ def test_money_is_reported_where_prices_are_known(tmp_path):
     path.write_text('name = "cloud"\n' + "".join(nodes))
     on = problem(load("vgg11:batch=4"), machines(str(path)))
     everywhere = uniform(on, Action(0, ALL_REDUCE))
-    cost = mix.money(on, everywhere, 2.0)
+    cost = planner.money(on, everywhere, 2.0)
     assert cost["money"] == pytest.approx((12.24 + 7.20) / 3600 * 2)
     fast = uniform(on, Action(on.fleet.group_set((0,)), ALL_REDUCE))
-    assert mix.money(on, fast, 2.0)["money"] == pytest.approx(12.24 / 3600 * 2)
+    assert planner.money(on, fast, 2.0)["money"] == pytest.approx(12.24 / 3600 * 2)
 
 
 def test_only_what_deploys(vgg):
@@ -199,22 +199,24 @@ def test_a_model_that_fits_nowhere(folder):
 def test_a_plan_made_for_another_cluster(vgg, folder):
     model, cluster, (planned, _) = vgg
     with pytest.raises(InputError, match="made for another cluster"):
-        seconds_of(planned.plan, model, mixed(folder, slow=2))
+        predict(planned.plan, model, mixed(folder, slow=2))
     with pytest.raises(InputError, match="made for another model"):
-        seconds_of(planned.plan, load("vgg16:batch=8"), cluster)
+        predict(planned.plan, load("vgg16:batch=8"), cluster)
     with pytest.raises(InputError, match="another cluster"):
         lower(planned.plan.but(groups=()), model, machines("v100-32:gpus=4"))
     odd = Plan(global_batch=32, groups=(("conv1.1", "head", "all-reduce", "0:16", "9:16"),))
     with pytest.raises(InputError, match="rank 9"):
-        seconds_of(odd, model, cluster)
+        predict(odd, model, cluster)
 
 
 def test_layers_on_ranks_of_their_own_run(vgg):
     model, cluster, _ = vgg
     plan = Plan(global_batch=32, groups=(("conv1.1", "head", "all-reduce", "0:16", "1:16"),))
     assert not unsupported(plan)
+    on = problem(model, cluster, 32)
+    fast = on.fleet.group_set((0,))
     assert simulate(lower(plan, model, cluster)).seconds == pytest.approx(
-        seconds_of(plan, model, cluster), rel=0.02
+        Evaluator(on).seconds(uniform(on, Action(fast, ALL_REDUCE), mode=0)), rel=0.02
     )
     split = Plan(global_batch=32, groups=(("conv1.1", "head", "split", "0:32", "1:32"),))
     assert not unsupported(split)
@@ -267,3 +269,44 @@ def test_tag_as_published_begins_at_data_parallelism_and_tells_64_blocks_apart()
     found = planner._as_published(small, silent).found
     assert found.seconds <= plain
     assert len(fleet(machines("dgx-1-v100:nodes=64"), most=planner.blocks).cells) >= 64
+
+
+@pytest.fixture(scope="module")
+def towers(tmp_path_factory):
+    """Two encoders that one reads, on a mixed pair of nodes."""
+    where = mixed(tmp_path_factory.mktemp("towers"))
+    return problem(load("flava:layers=4,joint=1,batch=4"), where)
+
+
+def branched(on, first, second, rest):
+    """One set of devices for each branch, one for what joins them."""
+    chosen = dict.fromkeys(on.branches[0], first) | dict.fromkeys(on.branches[1], second)
+    return Placement(tuple(Action(chosen.get(g, rest), ALL_REDUCE) for g in range(len(on.groups))))
+
+
+def test_branches_on_devices_of_their_own_run_at_once(towers):
+    on = Evaluator(towers)
+    sets, size = towers.fleet.sets, towers.tables.size
+    one, other, *_ = (s for s in range(len(sets)) if size[s] == 1)
+    apart, together = (on.seconds(branched(towers, one, s, one)) for s in (other, one))
+    second = [*towers.branches[1]]
+    tail = towers.tables.forward[0, second[-1] + 1, -1] - towers.tables.forward[0, second[0], -1]
+    assert apart < together - tail  # not even the forward of the second is waited for
+    by = graph(towers, branched(towers, one, other, one))
+    assert simulate(by).seconds == apart
+
+
+def test_tag_places_branches_apart_where_that_wins(towers):
+    from foretell.search.placement.planner import Tag
+
+    on, every = Evaluator(towers), range(len(towers.fleet.sets))
+    together = min(on.seconds(branched(towers, s, s, s)) for s in every)
+    found, best = Tag(playouts=100).search(towers.workload, towers.cluster)
+    first, second = (
+        {cell for g in way for cell in towers.fleet.sets[best.found.placement.actions[g].devices]}
+        for way in towers.branches
+    )
+    assert not first & second
+    assert found.predicted < 0.7 * together
+    repeated = predict(found.plan, towers.workload, towers.cluster)
+    assert repeated.step == pytest.approx(found.predicted, rel=0.02)

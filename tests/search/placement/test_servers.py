@@ -10,11 +10,9 @@ from foretell.errors import InputError
 from foretell.plan import lower
 from foretell.predict import predict
 from foretell.search.placement import baselines
-from foretell.search.placement.anneal import anneal, polish
 from foretell.search.placement.baselines import BASELINES
 from foretell.search.placement.evaluate import Evaluator, memory, settled
-from foretell.search.placement.mcts import Tree, even_chances
-from foretell.search.placement.plans import plan_of, seconds_of
+from foretell.search.placement.planner import plan_of
 from foretell.search.placement.problem import (
     ALL_REDUCE,
     EVEN,
@@ -27,6 +25,7 @@ from foretell.search.placement.problem import (
     text,
     uniform,
 )
+from foretell.search.placement.search import Tree, anneal, even_chances, polish
 from foretell.simulate import simulate
 from foretell.workload import load
 from tests.search.placement.machines import mixed
@@ -142,7 +141,6 @@ def test_the_plan_names_who_serves_and_is_priced_so(vgg, place, apart):
     plan = plan_of(on, chosen)
     assert bool(plan.groups) == apart
     wanted = Evaluator(on).seconds(chosen)
-    assert seconds_of(plan, vgg.workload, vgg.cluster) == pytest.approx(wanted, rel=1e-3)
     assert predict(plan, vgg.workload, vgg.cluster).step == pytest.approx(wanted, rel=0.005)
 
 
@@ -209,4 +207,4 @@ def test_a_server_that_is_not_there(vgg):
     for place in ("9", "x", ""):
         wrong = plan.but(sync=tuple((name, f"ps:{place}") for name, _ in plan.sync))
         with pytest.raises(InputError, match="write ps:0 to ps:3"):
-            seconds_of(wrong, vgg.workload, vgg.cluster)
+            predict(wrong, vgg.workload, vgg.cluster)

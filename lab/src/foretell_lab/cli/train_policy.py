@@ -51,8 +51,7 @@ def command(
 
 def _trainer(seed: int) -> Any:
     from foretell.errors import InputError
-    from foretell.search.placement.policy.net import WIDTHS
-    from foretell.search.placement.policy.view import GUESS, PER_E
+    from foretell.search.placement.policy import GUESS, PER_E, WIDTHS
 
     try:
         from foretell_lab.policy.train import Trainer
@@ -68,7 +67,7 @@ def _trainer(seed: int) -> Any:
 
 def _resume(trainer: Any, state: Path) -> None:
     from foretell.errors import InputError
-    from foretell.search.placement.policy.view import Seen
+    from foretell.search.placement.policy import Seen
 
     if not state.is_file():
         raise InputError(f"there is no `{state}` to go on from", hint="leave --resume out")
@@ -93,7 +92,7 @@ def _rounds(
     play: Callable[..., Any], tell: Callable[[str], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Games, a fit, weights written; until there are enough or the time is up."""
-    from foretell.search.placement.policy.net import Learned
+    from foretell.search.placement.policy import Learned
     from foretell_lab.policy.expert import write
 
     (games, each, steps), (output, state) = sizes, paths

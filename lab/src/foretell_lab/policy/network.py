@@ -1,4 +1,4 @@
-"""The network of `foretell.search.placement.policy.net`, on PyTorch Geometric, for training."""
+"""The network of `foretell.search.placement.policy`, on PyTorch Geometric, for training."""
 
 from __future__ import annotations
 
@@ -137,9 +137,9 @@ def batch(seen: Sequence[Any]) -> Batch:
     )
     edges: dict[tuple[str, str, str], list[Any]] = {k: [] for k in (*CHAIN, *ATTENDING)}
     for i, one in enumerate(seen):
-        for kind, ends in _edges(len(one.group), len(one.cell), groups[i], cells[i]).items():
+        for kind, ends in _edges(one, groups[i], cells[i]).items():
             edges[kind].append(ends)
-    chain = _joined([one.next[:-1] for one in seen])
+    chain = _joined([one.next for one in seen])
     place = [one.place.reshape(-1, one.place.shape[2]) for one in seen]
     told = {BEFORE: chain, BEHIND: chain, SERVE: _joined(place), PLACE: _joined(place)}
     told[LINK] = _joined([one.link.reshape(-1, one.link.shape[2]) for one in seen])
@@ -155,12 +155,13 @@ def batch(seen: Sequence[Any]) -> Batch:
     )
 
 
-def _edges(groups: int, cells: int, g0: int, c0: int) -> dict[tuple[str, str, str], Any]:
+def _edges(one: Any, g0: int, c0: int) -> dict[tuple[str, str, str], Any]:
     """[source, target] of every edge of one question."""
+    groups, cells = len(one.group), len(one.cell)
     g, c = g0 + np.arange(groups), c0 + np.arange(cells)
     grid = np.stack([np.repeat(g, cells), np.tile(c, groups)])
     around = np.stack([np.repeat(c, cells), np.tile(c, cells)])
-    chain = np.stack([g[:-1], g[1:]])
+    chain = g[one.ends.T]
     return {BEFORE: chain, BEHIND: chain[::-1], SERVE: grid[::-1], PLACE: grid, LINK: around}
 
 

@@ -41,11 +41,16 @@ from foretell.plan.file import COPY, named_ops
 from foretell.plan.framework import Running, resolved, running
 from foretell.plan.program import Piece, Program, ResolvedStep, StageTasks, written
 from foretell.predict import predict
-from foretell.search.fusion.baselines import ddp
 from foretell.search.fusion.lanes import seconds
-from foretell.search.fusion.ops import Memory, from_workload, problem_of_graph
-from foretell.search.fusion.problem import Problem, Reference
+from foretell.search.fusion.problem import (
+    Memory,
+    Problem,
+    Reference,
+    from_workload,
+    problem_of_graph,
+)
 from foretell.search.fusion.score import Buckets, Evaluator, Scored, buckets_of
+from foretell.search.fusion.search import ddp
 from foretell.search.fusion.state import Fusion, edge_fits, fused, require, unfused
 from foretell.workload import Workload
 from foretell.workload.captured import from_graph

@@ -13,9 +13,6 @@ from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError
 from foretell.graph import Graph
 from foretell.plan import Plan, read
-from foretell.search.fusion.baselines import baselines
-from foretell.search.fusion.climb import Run, climb
-from foretell.search.fusion.disco import Backtrack, backtrack, begun, load_trail, save_trail
 from foretell.search.fusion.fused_step import (
     buckets_from,
     fusion_of,
@@ -24,9 +21,18 @@ from foretell.search.fusion.fused_step import (
     run_of,
     scale_of,
 )
-from foretell.search.fusion.ops import Memory, from_workload, problem_of_graph
-from foretell.search.fusion.problem import Problem
+from foretell.search.fusion.problem import Memory, Problem, from_workload, problem_of_graph
 from foretell.search.fusion.score import Bounds, Evaluator, Scored, bounds, of_kernels
+from foretell.search.fusion.search import (
+    Backtrack,
+    Run,
+    backtrack,
+    baselines,
+    begun,
+    climb,
+    load_trail,
+    save_trail,
+)
 from foretell.search.fusion.state import unfused
 from foretell.search.kit import Planned, Planner, Progress, silent
 from foretell.workload import Workload

@@ -5,8 +5,7 @@ planned = PlacementPlanner().plan(load("vgg19:batch=8"), load_cluster("tag"))
 """
 
 from foretell.search.placement.evaluate import Evaluator, graph
-from foretell.search.placement.planner import PlacementPlanner
-from foretell.search.placement.plans import plan_of, seconds_of
+from foretell.search.placement.planner import PlacementPlanner, plan_of
 from foretell.search.placement.problem import Action, Placement, Problem, problem
 
 __all__ = [
@@ -18,5 +17,4 @@ __all__ = [
     "graph",
     "plan_of",
     "problem",
-    "seconds_of",
 ]

@@ -31,11 +31,8 @@ import numpy as np
 
 from foretell import portable
 from foretell.errors import UnmodelledError
-from foretell.search.placement import deal
-from foretell.search.placement.anneal import FUSES
-from foretell.search.placement.device_classes import law
+from foretell.search.placement import evaluate
 from foretell.search.placement.evaluate import Evaluator, with_shares
-from foretell.search.placement.mcts import Tree, even_chances
 from foretell.search.placement.problem import (
     ALL_REDUCE,
     BALANCED,
@@ -51,9 +48,11 @@ from foretell.search.placement.problem import (
     Placement,
     Problem,
     actions,
+    law,
     uniform,
     with_servers,
 )
+from foretell.search.placement.search import FUSES, Tree, even_chances
 
 MOST = 60_000  # placements that are all tried: some seconds
 _AT_ONCE = 4096
@@ -135,7 +134,7 @@ def hap(on: Evaluator) -> Found:
     problem = on.problem
     if problem.batch < problem.cluster.size:
         return uniform(problem, Action(0, ALL_REDUCE)), math.inf
-    share = deal.rank_shares(problem, 0)
+    share = evaluate.rank_shares(problem, 0)
     best = uniform(problem, Action(0, ALL_REDUCE))
     seconds = with_shares(problem, best, share)
     for g in problem.leaders:
@@ -169,19 +168,26 @@ def heft(on: Evaluator) -> Found:
     cell = {s: problem.fleet.sets[s][0] for s in alone}
     room = {s: float(t.room[cell[s]]) for s in alone}
     each = np.diff(t.forward[:, :, -1], axis=1) + np.diff(t.backward[:, :, -1], axis=1)
+    reads = [t.reads[t.reads[:, 1] == g] for g in range(len(problem.groups))]
+    size = [t.read_bytes[t.reads[:, 1] == g] * t.batch for g in range(len(problem.groups))]
     chosen: list[int] = []
+    done, free = list[float](), dict.fromkeys(alone, 0.0)  # when groups end, and devices
     for g in range(len(problem.groups)):
         need = float(t.held[g] + t.state[g] + t.kept[g] * t.batch)
         able = [s for s in alone if room[s] >= need] or alone
 
         def ends(s: int, g: int = g) -> tuple[float, int]:
-            late = 0.0
-            if chosen and chosen[-1] != s:
-                late = _message(problem, cell[chosen[-1]], cell[s], t.handed[g - 1] * t.batch)
-            return float(each[t.kind[cell[s]], g]) + 2 * late, s
+            ready = free[s]
+            for (source, _, _), bytes_ in zip(reads[g].tolist(), size[g].tolist(), strict=True):
+                sent = _message(problem, cell[chosen[source]], cell[s], bytes_)
+                ready = max(ready, done[source] + 2 * sent * (chosen[source] != s))
+            return ready + float(each[t.kind[cell[s]], g]), s
 
-        chosen.append(min(able, key=ends))
-        room[chosen[-1]] -= need
+        end, best = min(map(ends, able))
+        chosen.append(best)
+        done.append(end)
+        free[best] = end
+        room[best] -= need
     return _one(on, Placement(tuple(Action(s, ALL_REDUCE) for s in chosen)))
 
 
@@ -200,14 +206,15 @@ def metis(on: Evaluator) -> Found:
 
 
 def _parted(problem: Problem, count: int) -> list[int]:
-    from foretell.search.placement.device_classes import metis_parts
+    from foretell.search.placement.problem import metis_parts
 
     t = problem.tables
     if count < 2:
         return [0] * len(problem.groups)
     each = np.diff(t.forward[0, :, -1]) + np.diff(t.backward[0, :, -1])
     try:
-        parts = metis_parts(each, t.handed, count)
+        reads = [(a, b) for a, b, _ in t.reads.tolist()]
+        parts = metis_parts(each, reads, t.read_bytes, count)
     except UnmodelledError:
         parts = (np.cumsum(each) / each.sum() * (count - 1e-9)).astype(int).tolist()
     order = list(dict.fromkeys(parts))  # numbered as the chain meets them

@@ -9,7 +9,10 @@ R rows in all, the program chooses (→ `solve`)
     b_t ≥ x_j − x_i      tensor t is gathered where its consumer j has all rows and its maker i not
 
 x_i: op i runs on all rows everywhere; again_i the seconds that adds, gather_t and reduce_g the
-prices of the collectives on the real links. On traffic alone factors win where
+prices of the collectives on the real links. Ops are weight gradients and, in plain chains of
+matmuls, the forwards and backwards upstream that make their factors: a rank that has the input of
+one linear layer on all rows can run it on all rows and need not gather the input of the next.
+On traffic alone factors win where
 R·(N₁ + N₂) < 2·N₁·N₂ (→ `closed_form`): all-gather moves (M−1)/M·R(N₁+N₂), all-reduce twice
 (M−1)/M·N₁N₂.
 """
@@ -24,10 +27,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from foretell.cost import kernel
 from foretell.errors import UnmodelledError
-from foretell.plan.layer_ranges import FactorMatmul, factor_matmuls, gathered, sharing
-from foretell.search.placement.device_classes import Fleet, Group, law
+from foretell.plan.layer_ranges import (
+    FactorMatmul,
+    factor_matmuls,
+    gathered,
+    product_seconds,
+    recompute_seconds,
+    sharing,
+)
+from foretell.search.placement.problem import Fleet, Group, law
 from foretell.workload import Workload
 
 Array = npt.NDArray[np.float64]
@@ -123,7 +132,7 @@ class Sent(NamedTuple):
     bytes: Array  # [s, g] bytes of factors of one sample
     saved: Array  # [s, g] bytes of gradients that need no all-reduce
     product: Array  # [k, g, b] seconds of the weight gradients in question
-    ops: dict[tuple[int, int], tuple[str, ...]]
+    ops: dict[tuple[int, int], dict[str, str]]
 
 
 def tabled(
@@ -139,7 +148,7 @@ def tabled(
     count = len(machines.sets)
     sent, saved = np.zeros((count, len(groups))), np.zeros((count, len(groups)))
     product = np.zeros((len(machines.kinds), len(groups), batch + 1))
-    ops: dict[tuple[int, int], tuple[str, ...]] = {}
+    ops: dict[tuple[int, int], dict[str, str]] = {}
     weights = weights_of(workload, groups)
     group_of = {w.name: g for g, w in weights}
     for s in range(count):
@@ -149,12 +158,12 @@ def tabled(
             mine = list(some)
             sent[s, g] = gathered(mine) * grad
             saved[s, g] = sum(w.elements for w in mine) * grad
-            ops[s, g] = tuple(w.name for w in mine)
+            ops[s, g] = {w.name: "factors" for w in mine}
     ever = {name for names in ops.values() for name in names}
     for k, device in enumerate(machines.kinds):
         for g, w in weights:
             if w.name in ever:
-                product[k, g] += _filled(gradient_seconds(device, w, sizes), sizes, batch)
+                product[k, g] += _filled(product_seconds(device, w, sizes), sizes, batch)
     return Sent(sent, saved, product, ops)
 
 
@@ -174,39 +183,72 @@ def _paying(
 
 
 def program(
-    weights: list[FactorMatmul], laws: Array, batch: float, grad: float, again: list[float]
-) -> tuple[list[Node], list[Wire]]:
+    weights: list[FactorMatmul], laws: Array, batch: float, grad: float, again: list[float],
+    upstream: dict[str, float] | None = None,
+) -> tuple[list[Node], list[Wire]]:  # fmt: skip
     """Gradients as nodes on the links of one set, what they are products of as wires.
 
-    An input that several read is one wire; output gradients are one each.
+    An input that several read is one wire; output gradients are one each. `upstream` has the
+    seconds of each forward (`forward of …`) and backward (`backward of …`) that ranks may run on
+    all rows to make a factor: a forward reads the input of its matmul, a backward the input and the
+    output gradient of its own.
     """
+    more = upstream or {}
+    ahead = {w.maker: w for w in weights if f"forward of {w.maker}" in more}
+    back = {w.reader: w for w in weights if f"backward of {w.reader}" in more}
 
     def seconds(op: int, numbers: float) -> float:
         return float(law(laws[op], np.array([numbers * grad]))[0])
 
-    wires = [
-        Wire(f"input of {some[0].name}", tuple(w.name for w in some),
-             seconds(ALL_GATHER, batch * some[0].rows * some[0].n1))
-        for some in sharing(weights)
-    ]  # fmt: skip
-    wires += [
-        Wire(f"output gradient of {w.name}", (w.name,), seconds(ALL_GATHER, batch * w.rows * w.n2))
-        for w in weights
-    ]
+    def readers(some: list[FactorMatmul], *, forward: bool) -> tuple[str, ...]:
+        found = [w.name for w in some]
+        found += [f"forward of {w.name}" for w in some if forward and w.name in ahead]
+        return (*found, *(f"backward of {w.name}" for w in some if w.name in back))
+
+    wires = []
+    for some in sharing(weights):
+        made = next((f"forward of {w.maker}" for w in some if w.maker in ahead), "")
+        wires.append(
+            Wire(made or f"input of {some[0].name}", readers(some, forward=True),
+                 seconds(ALL_GATHER, batch * some[0].rows * some[0].n1))
+        )  # fmt: skip
+    for w in weights:
+        made = f"backward of {w.reader}" if w.reader in back else f"output gradient of {w.name}"
+        gather = seconds(ALL_GATHER, batch * w.rows * w.n2)
+        wires.append(Wire(made, readers([w], forward=False), gather))
     nodes = [
-        Node(w.name, more, seconds(ALL_REDUCE, w.elements))
-        for w, more in zip(weights, again, strict=True)
+        Node(w.name, took, seconds(ALL_REDUCE, w.elements))
+        for w, took in zip(weights, again, strict=True)
     ]
-    return [*nodes, *(Node(wire.source, 0.0, fixed=True) for wire in wires)], wires
+    nodes += [Node(name, took) for name, took in more.items()]
+    known = {n.name for n in nodes}
+    own = [Node(wire.source, 0.0, fixed=True) for wire in wires if wire.source not in known]
+    return [*nodes, *own], wires
 
 
-def gradient_seconds(device: Any, w: FactorMatmul, sizes: Array) -> Array:
-    """Seconds of a weight gradient over some numbers of samples."""
-    shape = {"b": 1.0, "m": w.n2, "n": w.n1, "k": sizes * w.rows, "ta": 1.0, "tb": 0.0}
-    flat = {key: np.broadcast_to(np.asarray(v, float), sizes.shape) for key, v in shape.items()}
-    moved = np.full(sizes.shape, np.nan)
-    found: Array = kernel.seconds(device, "gemm", "fp32", flat, bytes=moved).seconds
-    return found
+def upstream_of(device: Any, weights: list[FactorMatmul], batch: float) -> dict[str, float]:
+    """Seconds of every forward and backward that ranks may run on all rows to make a factor."""
+    names, rows = {w.name for w in weights}, np.array([batch])
+    out: dict[str, float] = {}
+    for w in weights:
+        for way, name in (("input", w.maker), ("output", w.reader)):
+            if name in names:
+                took = recompute_seconds(device, w._replace(recomputes=(way,)), rows)
+                key = f"forward of {name}" if way == "input" else f"backward of {name}"
+                out[key] = float(took[0])
+    return out
+
+
+def recomputing(w: FactorMatmul, chosen: frozenset[str]) -> FactorMatmul:
+    """A matmul with the factors that a choice has each rank recompute."""
+    ways = {"input": f"forward of {w.maker}", "output": f"backward of {w.reader}"}
+    return w._replace(recomputes=tuple(way for way, node in ways.items() if node in chosen))
+
+
+def word(w: FactorMatmul) -> str:
+    """How a plan says in what way a matmul's gradient is sent."""
+    ways = {(): "", ("input", "output"): ":recompute"}
+    return "factors" + ways.get(w.recomputes, f":recompute-{(*w.recomputes, '')[0]}")
 
 
 def _filled(values: Array, sizes: Array, batch: int) -> Array:
@@ -215,31 +257,33 @@ def _filled(values: Array, sizes: Array, batch: int) -> Array:
     return every_size
 
 
-def refined(problem: Any, placement: Any) -> tuple[Any, Any]:
+def refined(problem: Any, placement: Any, *, recompute: bool = True) -> tuple[Any, Any]:
     """The placement with factors where the exact program puts them, and its problem.
 
     Matmuls that every rank makes for the whole batch are priced on the slowest device of the set.
+    With `recompute` ranks may also make a factor themselves in place of gathering it.
     """
     from dataclasses import replace
 
     t = problem.tables
-    chosen = _chosen(problem, placement)
+    chosen = _chosen(problem, placement, recompute=recompute)
     bytes_, rest, product = t.factors.copy(), t.rest.copy(), t.product.copy()
+    recomputed = t.recompute.copy()
     ops, actions = dict(problem.factored), list(placement.actions)
     sizes: Array = np.unique(np.round(np.geomspace(1, t.batch, 24))).astype(np.float64)
-    for g, names in chosen.items():
+    for g, mine in chosen.items():
         s = actions[g].devices
-        mine = [w for _, w in weights_of(problem.workload, problem.groups) if w.name in names]
         grad = t.gradient[g] / max(_elements(problem, g), 1.0)
         bytes_[s, g] = gathered(mine) * grad
         rest[s, g] = t.gradient[g] - sum(w.elements * grad for w in mine)
         for k, device in enumerate(problem.fleet.kinds):
-            product[k, g] = 0.0
+            product[k, g] = recomputed[k, g] = 0.0
             for w in mine:
-                product[k, g] += _filled(gradient_seconds(device, w, sizes), sizes, t.batch)
-        ops[s, g] = tuple(w.name for w in mine)
+                recomputed[k, g] += float(recompute_seconds(device, w, sizes[-1:])[0])
+                product[k, g] += _filled(product_seconds(device, w, sizes), sizes, t.batch)
+        ops[s, g] = {w.name: word(w) for w in mine}
         actions[g] = actions[g]._replace(way=3 if mine else 0)
-    tables = t._replace(factors=bytes_, rest=rest, product=product)
+    tables = t._replace(factors=bytes_, rest=rest, product=product, recompute=recomputed)
     return (
         replace(problem, tables=tables, factored=ops),
         replace(placement, actions=tuple(actions)),
@@ -252,24 +296,26 @@ def _elements(problem: Any, g: int) -> float:
     return float(problem.tables.gradient[g]) / BYTES[problem.run.grad_dtype]
 
 
-def _chosen(problem: Any, placement: Any) -> dict[int, frozenset[str]]:
+def _chosen(
+    problem: Any, placement: Any, *, recompute: bool
+) -> dict[int, list[FactorMatmul]]:  # fmt: skip
     """For each group that reduces its gradients, the matmuls the program sends as factors."""
     t = problem.tables
     nodes: list[Node] = []
     wires: list[Wire] = []
-    of: dict[str, int] = {}
+    of: dict[int, list[FactorMatmul]] = {}
     weights = weights_of(problem.workload, problem.groups)
     for g, action in enumerate(placement.actions):
         mine = [w for where, w in weights if where == g]
         if not mine or action.way not in (0, 3) or t.size[action.devices] < 2:
             continue
         grad = t.gradient[g] / max(_elements(problem, g), 1.0)
-        slow = max(t.kind[c] for c in problem.fleet.sets[action.devices])
+        slow = problem.fleet.kinds[max(t.kind[c] for c in problem.fleet.sets[action.devices])]
         own = np.array([t.batch / t.size[action.devices], float(t.batch)])
-        took = [gradient_seconds(problem.fleet.kinds[slow], w, own) for w in mine]
+        took = [product_seconds(slow, w, own) for w in mine]
         again = [float(seconds[1] - seconds[0]) for seconds in took]
-        more = program(mine, t.laws[action.devices], t.batch, grad, again)
-        nodes, wires = nodes + more[0], wires + more[1]
-        of |= {w.name: g for w in mine}
+        more = upstream_of(slow, mine, t.batch) if recompute else {}
+        added = program(mine, t.laws[action.devices], t.batch, grad, again, more)
+        nodes, wires, of[g] = nodes + added[0], wires + added[1], mine
     sent = solve(nodes, wires) if nodes else frozenset()
-    return {g: frozenset(n for n in sent if of.get(n) == g) for g in sorted(set(of.values()))}
+    return {g: [recomputing(w, sent) for w in mine if w.name in sent] for g, mine in of.items()}

@@ -1,36 +1,44 @@
-"""Where each part of a model runs on a mix of machines: the planner behind `--with placement`.
+"""The planner behind `--with placement` and `--with tag`, and its answer as a plan.
 
-Baselines, pipelines and one choice for all are where annealing starts, and a descent behind it
-gives the answer, so that no baseline is ever quicker. Instances small enough are tried in full. A
-tree search before it, with or without TAG's network, changed no answer at equal CPU time
-(`benchmarks/placement.py --only ablation`): it is what `--with tag` runs, and an option here.
+Where all groups run on one set of ranks the plan has `dp`, `shares`, `placement` and `sync`, which
+deploy. Equal stages become `pp`. Other placements are written group by group in `groups`: first
+and last layer, the way its replicas agree, and rank:samples of each.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import inf
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError, unknown
+from foretell.plan import Plan
 from foretell.search.kit import Planned, Planner, Progress, silent
-from foretell.search.placement import baselines, factors, mix
-from foretell.search.placement.anneal import Allowed, anneal, polish, simplified
+from foretell.search.placement import baselines, factors
 from foretell.search.placement.baselines import BASELINES, pipelines
-from foretell.search.placement.device_classes import MOST_CELLS
-from foretell.search.placement.evaluate import Evaluator, bound, memory, settled
-from foretell.search.placement.mcts import Prior, Tree, even_chances, look_ahead
-from foretell.search.placement.plans import plan_of
-from foretell.search.placement.policy.net import shipped
+from foretell.search.placement.evaluate import (
+    Evaluator,
+    bound,
+    memory,
+    settled,
+    shares,
+)
+from foretell.search.placement.policy import shipped
 from foretell.search.placement.problem import (
     ALL_REDUCE,
     EVEN,
+    FACTORS,
+    MOST_CELLS,
     PS,
+    SHARDED,
     SPLIT,
+    WAYS,
     Action,
     Placement,
     Problem,
@@ -40,7 +48,272 @@ from foretell.search.placement.problem import (
     text,
     uniform,
 )
+from foretell.search.placement.search import (
+    Allowed,
+    Prior,
+    Tree,
+    anneal,
+    even_chances,
+    look_ahead,
+    polish,
+    simplified,
+)
 from foretell.workload import Workload
+
+Ints = npt.NDArray[np.int64]
+
+
+def plan_of(on: Problem, placement: Placement, share: Ints | None = None) -> Plan:
+    """The plan that does what a placement says."""
+    placement = canonical(on, placement)
+    share = shares(on, placement) if share is None else share
+    base = Plan(
+        global_batch=on.batch,
+        bucket_mb=round(min(placement.fuse, 2.0**40) / 2**20, 3) or 0.001,
+        framework=on.run.profile.name,
+        model=on.workload.fingerprint(),
+        cluster=on.cluster.fingerprint(),
+    )
+    used = {a.devices for a in placement.actions}
+    if len(used) == 1 and all(a.way != SPLIT for a in placement.actions):
+        return _replicas(on, placement, share, base)
+    if len(used) == 1 and all(a.way == SPLIT for a in placement.actions):
+        return _whole_split(on, placement, base)
+    # rows say how their layers agree: what they cannot say is who serves, and what goes as factors
+    sent = tuple(row for row in _sync(on, placement, tuple) if row[1] != "sharded")
+    rows = tuple(_rows(on, placement, share))
+    return base.but(**_batches(on, placement, on.batch), groups=rows, sync=sent)
+
+
+def samples(on: Problem, chosen: int, share: Ints) -> dict[int, int]:
+    """Samples of each rank of a set: as many as its cell's at most, a batch in all."""
+    found = {
+        r: int(share[chosen, c]) for c in on.fleet.sets[chosen] for r in on.fleet.cells[c].ranks
+    }
+    over = sum(found.values()) - on.batch
+    for rank in sorted(found, key=lambda r: (-found[r], -r)):
+        if over > 0 and found[rank] > 1:
+            found[rank] -= 1
+            over -= 1
+    while over > 0:  # every rank gave one and there is still too much
+        rank = max(found, key=lambda r: (found[r], -r))
+        found[rank] -= 1
+        over -= 1
+    return found
+
+
+def _batches(on: Problem, placement: Placement, most: int) -> dict[str, int]:
+    return {"micro_batch": -(-most // placement.micros)} if placement.micros > 1 else {}
+
+
+def _replicas(on: Problem, placement: Placement, share: Ints, base: Plan) -> Plan:
+    """Data parallelism on some ranks, with a way for each parameter."""
+    chosen = placement.actions[0].devices
+    dealt = dict(sorted(samples(on, chosen, share).items()))
+    uneven = len(set(dealt.values())) > 1
+    everywhere = tuple(dealt) == tuple(range(on.cluster.size))
+    sharded = all(a.way == SHARDED for a in placement.actions) and len(dealt) > 1
+    return base.but(
+        dp=len(dealt),
+        shares=tuple(dealt.values()) if uneven else (),
+        placement=() if everywhere else tuple(dealt),
+        zero=1 if sharded else 0,
+        sync=() if sharded else tuple(_sync(on, placement, sorted)),
+        **_batches(on, placement, max(dealt.values())),
+    )
+
+
+def _sync(
+    on: Problem, placement: Placement, in_order: Callable[[tuple[int, ...]], Sequence[int]]
+) -> Iterator[tuple[str, str]]:
+    """How each parameter agrees, where that is not an all-reduce; servers count ranks in order."""
+    served, places = settled(on, placement)[2].tolist(), on.fleet.ranks(0)
+    for g, action in enumerate(placement.actions):
+        ranks = in_order(on.fleet.ranks(action.devices))
+        if action.way in (ALL_REDUCE, SPLIT) or len(ranks) == 1:
+            continue
+        sent = on.factored.get((action.devices, g), {})
+        word = f"ps:{ranks.index(places[served[g]])}" if action.way == PS else "sharded"
+        for op, name in _parameters(on, g):
+            if action.way != FACTORS:
+                yield name, word
+            elif op in sent:
+                yield name, sent[op]
+
+
+def _parameters(on: Problem, group: int) -> Iterator[tuple[str, str]]:
+    """(op, parameter) of a group, both behind the name of their layer; tied ones once."""
+    again = {other for _, other in on.workload.tied}
+    for unit in on.groups[group].units:
+        layer = on.workload.layers[unit.layer]
+        for op in layer.works():
+            for weight in op.weights:
+                if f"{layer.name}/{weight.name}" not in again:
+                    yield f"{unit.name}/{op.name}", f"{unit.name}/{weight.name}"
+
+
+def _whole_split(on: Problem, placement: Placement, base: Plan) -> Plan:
+    ranks = on.fleet.ranks(placement.actions[0].devices)
+    axis = "tp" if on.workload.most("tp") > 1 else "filter"
+    return base.but(**{axis: len(ranks)}, placement=ranks, **_batches(on, placement, on.batch))
+
+
+def _rows(on: Problem, placement: Placement, share: Ints) -> Iterator[tuple[str, ...]]:
+    """Runs of groups that choose the same."""
+    first, chosen = 0, placement.actions
+    for g in range(1, len(chosen) + 1):
+        if g < len(chosen) and chosen[g][:2] == chosen[first][:2]:
+            continue
+        action = chosen[first]
+        split = action.way == SPLIT
+        dealt = (
+            dict.fromkeys(on.fleet.ranks(action.devices), on.batch)
+            if split
+            else samples(on, action.devices, share)
+        )
+        ends = on.groups[first].units[0].name, on.groups[g - 1].units[-1].name
+        yield (*ends, WAYS[action.way], *(f"{r}:{n}" for r, n in dealt.items()))
+        first = g
+
+
+# What mixing devices gains: against the best part of the fleet that has one kind of device.
+#
+# Both are searched alike. Mixing that gains less than `WORTH` is refused. Money is the price of the
+# nodes a placement touches for the time of a step; where a price is unknown, device-seconds stand
+# beside it and money is left out.
+
+
+WORTH = 1.005  # times as fast that a mix has to be: less is within what prices can tell apart
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """The best placement on devices of one kind."""
+
+    problem: Problem
+    kind: str
+    ranks: int
+    placement: Placement
+    seconds: float
+
+
+def unmixed_parts(on: Evaluator, most: int) -> list[Part]:
+    """The best placement on each kind of device alone; none where there is one kind."""
+    problem = on.problem
+    if len(problem.fleet.kinds) == 1:
+        return []
+    return [_part(on, k, most) for k in range(len(problem.fleet.kinds))]
+
+
+def parts_of(problem: Problem, found: Mapping[int, tuple[Placement, float]]) -> list[Part]:
+    """The same where the best placement on each set is known."""
+    out = []
+    for kind, device in enumerate(problem.fleet.kinds) if len(problem.fleet.kinds) > 1 else ():
+        mine = _alike(problem, kind) & set(found)
+        if mine:
+            best = min(sorted(mine), key=lambda s: found[s][1])
+            largest = max(int(problem.tables.size[s]) for s in mine)
+            out.append(Part(problem, device.name, largest, *found[best]))
+    return out
+
+
+def _alike(problem: Problem, kind: int) -> set[int]:
+    """Sets that have devices of one kind alone."""
+    cells = problem.fleet.cells
+    return {
+        s for s, some in enumerate(problem.fleet.sets) if all(cells[c].kind == kind for c in some)
+    }
+
+
+def _part(on: Evaluator, kind: int, most: int) -> Part:
+    problem = on.problem
+    mine = _alike(problem, kind)
+    starts = [
+        uniform(problem, a, micros=micros)
+        for a in actions(problem, problem.leaders[0])
+        if a.devices in mine
+        for micros in (1, 4)
+    ]
+    took = on.many(starts)
+    ranked = sorted(range(len(starts)), key=lambda i: took[i])
+    best, seconds = uniform(problem, Action(min(mine), ALL_REDUCE)), inf
+    for i in ranked[:2]:
+        found = polish(on, starts[i], most, lambda action: action.devices in mine)
+        if found[1] < seconds:
+            best, seconds = found
+    largest = max(int(problem.tables.size[s]) for s in mine)
+    return Part(problem, problem.fleet.kinds[kind].name, largest, best, seconds)
+
+
+def ranks_of(problem: Problem, placement: Placement) -> tuple[int, ...]:
+    """Ranks that have something to do."""
+    used = {r for a in placement.actions for r in problem.fleet.ranks(a.devices)}
+    return tuple(sorted(used))
+
+
+def money(problem: Problem, placement: Placement, seconds: float) -> dict[str, Any]:
+    """What a step costs: device-seconds, and money where the prices of all nodes are known."""
+    ranks = ranks_of(problem, placement)
+    price = problem.cluster.subset(ranks).price
+    found: dict[str, Any] = {"ranks": len(ranks), "device_s": len(ranks) * seconds}
+    found["money"] = price / HOUR * seconds if price else None
+    return found
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The mix against the best part of one kind."""
+
+    part: Part
+    gain: float  # times as fast
+    mixes: bool  # whether the answer uses several kinds of device
+    cost: dict[str, Any]
+    part_cost: dict[str, Any]
+
+
+def verdict(problem: Problem, mixed: tuple[Placement, float], found: list[Part]) -> Verdict | None:
+    """What the answer gains and costs; None where there is nothing to compare with."""
+    fit = [part for part in found if part.seconds < inf]
+    if not fit:
+        return None
+    best = min(fit, key=lambda part: part.seconds)
+    kinds = {problem.cluster.devices[r].name for r in ranks_of(problem, mixed[0])}
+    return Verdict(
+        best,
+        best.seconds / mixed[1],
+        len(kinds) > 1,
+        money(problem, *mixed),
+        money(best.problem, best.placement, best.seconds),
+    )
+
+
+def verdict_lines(problem: Problem, mixed: tuple[Placement, float], found: list[Part]) -> list[str]:
+    """The verdict in words."""
+    if len(problem.fleet.kinds) > 1 and found and all(part.seconds == inf for part in found):
+        return ["no kind of device holds the model alone: only a mix does"]
+    said = verdict(problem, mixed, found)
+    if said is None:
+        return []
+    part = f"the best of one kind ({said.part_cost['ranks']} {said.part.kind})"
+    if not said.mixes:
+        return [f"mixing devices gains nothing here: {part} is the answer"]
+    price = f"{_price(said.cost)} a step against {_price(said.part_cost)}"
+    return [f"the mix is {said.gain:.2f} × as fast as {part}, and costs {price}"]
+
+
+def _price(cost: dict[str, Any]) -> str:
+    busy = f"{cost['device_s']:.3g} device-seconds"
+    return busy if cost["money"] is None else f"{cost['money'] * 100:.3g} cents ({busy})"
+
+
+# Where each part of a model runs on a mix of machines: the planner behind `--with placement`.
+#
+# Baselines, pipelines and one choice for all are where annealing starts, and a descent behind it
+# gives the answer, so that no baseline is ever quicker. Instances small enough are tried in full. A
+# tree search before it, with or without TAG's network, changed no answer at equal CPU time
+# (`benchmarks/placement.py --only ablation`): it is what `--with tag` runs, and an option here.
+
 
 METHODS = ("search", "mcts", *BASELINES)
 PRIORS = ("learned", "look-ahead", "even")
@@ -65,6 +338,7 @@ class PlacementPlanner(Planner):
     global_batch: int = 0  # samples of a step; the workload's on every rank where 0
     groups: int = 40  # op groups, at most
     factors: bool = True  # gradients may be sent as their factors
+    recompute: bool = True  # ranks may make a factor themselves: priced, not run
     split: bool = True  # groups may be split over the ranks of a node
     runs: bool = False  # only what any model can do: one set of ranks, a way for each parameter
     idle: bool = False  # a batch may be smaller than the number of ranks
@@ -153,7 +427,7 @@ class PlacementPlanner(Planner):
         if baselines.count(on.problem) <= baselines.MOST:
             progress("every placement", on.least)
             found = _quickest([Rival(on.problem, *baselines.best(on)), *rivals.values()], on)
-            return Best(found, True, mix.parts(on, self.polish // 2))
+            return Best(found, True, unmixed_parts(on, self.polish // 2))
         if self.method == "mcts":
             return self._as_published(on, progress)
         starts = self._starts(on, rivals)
@@ -166,9 +440,10 @@ class PlacementPlanner(Planner):
         except KeyboardInterrupt:  # the best so far
             return Best(_quickest([*reversed(ends), *rivals.values()], on), False, [], stopped=True)
         best = _quickest([*reversed(ends), *rivals.values()], on)
-        best = _with_factors(best) if self.factors and best.problem is on.problem else best
+        if self.factors and best.problem is on.problem:
+            best = _with_factors(best, self.recompute)
         progress("parts of one kind", best.seconds)
-        parts = mix.parts(on, self.polish // 2)
+        parts = unmixed_parts(on, self.polish // 2)
         return Best(_unmixed(on.problem, best, parts), False, parts)
 
     def _as_published(self, on: Evaluator, progress: Progress) -> Best:
@@ -187,7 +462,8 @@ class PlacementPlanner(Planner):
         except KeyboardInterrupt:
             stopped = True
         best = _quickest([Rival(on.problem, *tree.best)], on)
-        return Best(_with_factors(best) if self.factors else best, False, [], stopped=stopped)
+        best = _with_factors(best, self.recompute) if self.factors else best
+        return Best(best, False, [], stopped=stopped)
 
     def _tree(
         self, on: Evaluator, starts: list[Placement], plain: float
@@ -237,7 +513,7 @@ class PlacementPlanner(Planner):
                 start = uniform(on.problem, Action(s, 0))
                 found[s] = polish(on, start, self.polish, _runs_on(s))
         best = _quickest([Rival(on.problem, *one) for one in found.values()], on)
-        parts = mix.parts_of(on.problem, found)
+        parts = parts_of(on.problem, found)
         return Best(_unmixed(on.problem, best, parts), False, parts)
 
     def _planned(
@@ -300,7 +576,7 @@ class Best:
 
     found: Rival
     is_proven: bool
-    parts: list[mix.Part]
+    parts: list[Part]
     stopped: bool = False  # by Ctrl-C
 
 
@@ -323,18 +599,20 @@ def _quickest(found: list[Rival], on: Evaluator) -> Rival:
     return best
 
 
-def _with_factors(rival: Rival) -> Rival:
+def _with_factors(rival: Rival, recompute: bool) -> Rival:
     """Place factors by the exact program; kept where the simulated step is shorter."""
-    one, placement = factors.refined(rival.problem, rival.placement)
-    seconds = Evaluator(one).seconds(placement)
-    return Rival(one, placement, seconds) if seconds < rival.seconds else rival
+    found = [rival]
+    for again in dict.fromkeys((False, recompute)):
+        one, placement = factors.refined(rival.problem, rival.placement, recompute=again)
+        found.append(Rival(one, placement, Evaluator(one).seconds(placement)))
+    return min(found, key=lambda one: one.seconds)
 
 
-def _unmixed(problem: Problem, found: Rival, parts: list[mix.Part]) -> Rival:
+def _unmixed(problem: Problem, found: Rival, parts: list[Part]) -> Rival:
     """The part of one kind where mixing gains nothing."""
     fit = [part for part in parts if part.seconds < inf]
     best = min(fit, key=lambda part: part.seconds, default=None)
-    if best is None or found.seconds * mix.WORTH < best.seconds:
+    if best is None or found.seconds * WORTH < best.seconds:
         return found
     return Rival(problem, best.placement, best.seconds)
 
@@ -361,7 +639,7 @@ def notes(best: Best, missing: list[str]) -> tuple[str, ...]:
     served = settled(found.problem, found.placement)[2].tolist()
     lines = [*text(found.problem, found.placement, served).splitlines()]
     lines.append(f"fullest rank: {held:.1f} GiB" + (", proven best" if best.is_proven else ""))
-    lines += mix.verdict_lines(found.problem, (found.placement, found.seconds), best.parts)
+    lines += verdict_lines(found.problem, (found.placement, found.seconds), best.parts)
     if missing:
         lines.append(f"do not fit: {', '.join(missing)}")
     return tuple(lines)

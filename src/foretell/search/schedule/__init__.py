@@ -3,10 +3,8 @@
 schedule(problem, micro_batches=8, memory=6).answer()
 """
 
-from foretell.search.schedule.choose import PipelineSchedule, StageCost, best_schedule
-from foretell.search.schedule.find import schedule
-from foretell.search.schedule.placement import load, read, shape, write
-from foretell.search.schedule.problem import Block, Choice, Problem, Wait
+from foretell.search.schedule.find import PipelineSchedule, StageCost, best_schedule, schedule
+from foretell.search.schedule.problem import Block, Choice, Problem, Wait, load, read, shape, write
 from foretell.search.schedule.schedule import Schedule, wrong
 
 __all__ = [

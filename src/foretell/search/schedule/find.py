@@ -1,25 +1,52 @@
-"""The schedule of a problem: the one function behind `foretell schedule`."""
+"""Schedules found: of a problem, of stages, of a model on a cluster; and as planners.
+
+The schedule of a problem: the one function behind `foretell schedule`.
+"""
+
+from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import combinations
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from foretell.errors import InfeasibleError, InputError, unknown
-from foretell.search.schedule import cache as keep
+import numpy as np
+
+from foretell.cluster import Cluster
+from foretell.errors import ForetellError, InfeasibleError, InputError, UnmodelledError, unknown
+from foretell.graph.show import span
+from foretell.plan import Plan
+from foretell.plan.check import micro_batches, settled
+from foretell.plan.costs import ROUNDING
+from foretell.plan.lower import Priced, hop, priced
+from foretell.predict import Prediction, predict
+from foretell.search.kit import Planned, Planner, silent
+from foretell.search.kit import Progress as Told
 from foretell.search.schedule import integer_problem
-from foretell.search.schedule.exact_search import Progress, Rate, shortest
-from foretell.search.schedule.families import BASELINES
+from foretell.search.schedule.exact_search import Progress, Rate, edges, least_period, shortest
+from foretell.search.schedule.families import BASELINES, two_phase
 from foretell.search.schedule.integer_problem import MAX_UNROLL, Budget, Ticks, ticks
 from foretell.search.schedule.makespan import Finish, begin, complete
-from foretell.search.schedule.problem import Problem
-from foretell.search.schedule.repetend import edges, least
-from foretell.search.schedule.replay import Item, alone, end, starts_of
-from foretell.search.schedule.schedule import Schedule, wrong
-from foretell.search.schedule.two_phase import two_phase
+from foretell.search.schedule.model import Model, models
+from foretell.search.schedule.problem import UNLIMITED, Block, Choice, Problem, Wait
+from foretell.search.schedule.replay import (
+    Item,
+    alone,
+    arrays,
+    dispatch,
+    end,
+    length,
+    peaks,
+    replay,
+    starts_of,
+)
+from foretell.search.schedule.schedule import Schedule, fetch, key, store, wrong
+from foretell.workload import Workload
 
 Objective = Literal["makespan", "idle"]
 METHODS = ("search", "tessel", *BASELINES)
@@ -57,14 +84,14 @@ def schedule(
     num = max(8, 2 * problem.num_devices) if micro_batches is None else micro_batches
     _check(num, method, unroll, work, time_limit)
     options = {"method": method, "objective": objective, "unroll": unroll, "work": work}
-    name = keep.key(problem, num, **options)
-    found = keep.fetch(cache, name, problem) if cache else None
+    name = key(problem, num, **options)
+    found = fetch(cache, name, problem) if cache else None
     if found is None:
         budget = Budget(work, inf if time_limit is None else clock + _KEPT * time_limit)
         found = _found(problem, num, method, objective, unroll, budget, progress or _quiet)
         found = replace(found, method=method, search_cpu=time.process_time() - began)
         if cache and found.stopped in ("bound", "work"):
-            keep.store(cache, name, found)
+            store(cache, name, found)
     return found
 
 
@@ -227,7 +254,7 @@ def _real_period(problem: Problem, whole: Ticks, rate: Rate) -> float:
         return best.period * whole.unit
     after = [[(w.on, w.lag) for w in waits] for waits in problem.after]
     floor = Fraction(max(problem.work)) * best.unroll
-    return float(least(edges(whole, best, problem.seconds, after), len(best.start), floor))
+    return float(least_period(edges(whole, best, problem.seconds, after), len(best.start), floor))
 
 
 # All schedules of a placement side by side: the fixed ones that fit it, and the search.
@@ -297,3 +324,468 @@ def compare(
         except InputError:
             continue
     return rows
+
+
+# The best pipeline schedule for given stages: families of the literature, then a searched one.
+#
+#     stages = [StageCost(device, forward, backward_input, backward_weight, kept) …]
+#     best_schedule(stages, memory, micro_batches)[0].actions     # ("0F0", "0F1", …) for each
+# device
+#     searched(plan, workload, cluster)                           # the plan with such an order
+#
+# One stage a device takes GPipe, 1F1B, ZB-H1 and ZB-H2; rounds over the devices take interleaved
+# 1F1B; there and back takes Hanayo, ZB-V, V-Half, V-Min and DualPipeV. Every family is replayed
+# with the stages' own times, so uneven stages and slow links count, and kept only where its
+# memory fits.
+
+
+SPLIT = ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")  # weight gradients apart
+WHOLE = ("gpipe", "1f1b", "interleaved", "hanayo")
+FAMILIES = (*WHOLE, *SPLIT)
+_NEVER = 1 << 60  # makespan of an order that does not fit into memory
+_SEARCHED = "searched"
+MOST_ACTIONS = 2_000  # stages × micro-batches that a plan writes down one by one
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """What one stage, a run of layers on one device, costs for one micro-batch."""
+
+    device: int
+    forward: float  # seconds
+    backward_input: float
+    backward_weight: float
+    kept: float = 0.0  # bytes from the start of the forward to the end of the backward
+    kept_for_weight: float = 0.0  # of these, bytes that only the weight gradient gives back
+    send: float = 0.0  # seconds of a message to the next stage, either way, beside the compute
+
+
+@dataclass(frozen=True)
+class PipelineSchedule:
+    """An order of forwards and backwards on every device, and what it takes."""
+
+    name: str  # a family, or `searched`
+    makespan: float  # seconds for all micro-batches
+    peak_memory: tuple[float, ...]  # bytes of activations, by device
+    actions: tuple[tuple[str, ...], ...]  # by device: stage, F B I or W, micro-batch
+    bound: float  # seconds that no schedule beats, where a search found it; else 0
+
+
+def best_schedule(
+    stages: Sequence[StageCost],
+    memory: float | Sequence[float],
+    micro_batches: int,
+    *,
+    families: Sequence[str] = FAMILIES,
+    work: float = 0.0,
+) -> list[PipelineSchedule]:
+    """Every family that fits the stages and the memory, the quickest first; never empty.
+
+    `work`, in about CPU seconds, is what a searched repetend may cost besides; without it only
+    families are replayed, in milliseconds each. An error where nothing fits.
+    """
+    if not stages or micro_batches < 1:
+        raise InputError(f"{len(stages)} stages, {micro_batches} micro-batches")
+    found: list[PipelineSchedule] = []
+    for split, names in ((False, WHOLE), (True, SPLIT)):
+        mine = [name for name in names if name in families]
+        if mine or work:
+            problem = pipeline(stages, memory, split=split)
+            found += _families(problem, mine, micro_batches)
+            if work:
+                found += _searched_order(problem, micro_batches, work / 2)
+    if not found:
+        raise InfeasibleError(
+            f"no schedule of {len(stages)} stages fits into the memory given",
+            hint="recompute, or take more stages",
+        )
+    return sorted(found, key=lambda one: (one.makespan, max(one.peak_memory)))
+
+
+def searched(plan: Plan, workload: Workload, cluster: Cluster, *, work: float) -> Plan | None:
+    """The plan with a searched order of its stages, weight gradients apart; None where it has none.
+
+    Stages cost, hold and send what the plan's own lowering says.
+    """
+    asked = plan.but(schedule="zb-h1", chunks=1, actions=())
+    try:
+        found = priced(*_settled(asked, workload, cluster))
+        num = micro_batches(found.plan)
+        if len(found.stages) * num > MOST_ACTIONS:
+            return None
+        stages, room = zip(*(_stage_cost(found, s) for s in range(len(found.stages))), strict=True)
+        best = best_schedule(stages, room, num, families=(), work=work)[0]
+    except (InfeasibleError, InputError, UnmodelledError):
+        return None
+    return plan.but(schedule="actions", chunks=1, actions=best.actions)
+
+
+def _settled(plan: Plan, workload: Workload, cluster: Cluster) -> tuple[Plan, Workload, Cluster]:
+    plan, cluster = settled(plan, workload, cluster)
+    return plan, workload, cluster
+
+
+def _stage_cost(found: Priced, s: int) -> tuple[StageCost, float]:
+    """What a stage of a plan costs, and the bytes its activations may take."""
+    one = found.stages[s]
+    cost, held = one.columns.cost, one.memory
+    both = float(cost.backward[one.column])
+    pairs = zip(one.layers, one.weight_seconds, strict=True)
+    weights = min(sum(n * seconds for n, seconds in pairs), both)
+    send = hop(found, s, s + 1) if s + 1 < len(found.stages) else 0.0
+    kept = ROUNDING * float(held.each[0])
+    rest = float(held.peak[0]) - ROUNDING * float(held.activations[0])
+    return StageCost(
+        s, float(cost.forward[one.column]), both - weights, weights, kept, kept, send
+    ), one.room - rest
+
+
+def pipeline(
+    stages: Sequence[StageCost], memory: float | Sequence[float], *, split: bool = False
+) -> Problem:
+    """The stages in a line as a problem; block `4 · stage + kind` of F, B, I, W."""
+    blocks: list[Block] = []
+    waits: list[Wait] = []
+    for s, one in enumerate(stages):
+        blocks.append(Block(4 * s, "F", (one.device,), one.forward, one.kept))
+        if s:
+            waits.append(Wait(s, s - 1, _sent(stages, s - 1, s)))
+    back = len(stages) - 1  # the block before, backward
+    for s in reversed(range(len(stages))):
+        one, here = stages[s], len(blocks)
+        lag = _sent(stages, s, s + 1) if s + 1 < len(stages) else 0.0
+        waits.append(Wait(here, back, lag))
+        late = min(one.kept_for_weight, one.kept)
+        if split:
+            blocks.append(
+                Block(4 * s + 2, "I", (one.device,), one.backward_input, 0.0, late - one.kept)
+            )
+            blocks.append(Block(4 * s + 3, "W", (one.device,), one.backward_weight, 0.0, -late))
+            waits.append(Wait(here + 1, here))
+        else:
+            both = one.backward_input + one.backward_weight
+            blocks.append(Block(4 * s + 1, "B", (one.device,), both, 0.0, -one.kept))
+        back = here
+    return Problem(tuple(blocks), tuple(waits), name="pipeline").limited(memory)
+
+
+def _sent(stages: Sequence[StageCost], first: int, then: int) -> float:
+    return stages[first].send if stages[first].device != stages[then].device else 0.0
+
+
+def _families(
+    problem: Problem, names: Sequence[str], micro_batches: int
+) -> Iterator[PipelineSchedule]:
+    whole = ticks(problem, micro_batches)
+    rows = arrays(whole)
+    for name in names:
+        try:
+            items = BASELINES[name](problem, micro_batches)
+        except InputError:
+            continue
+        order = np.array([b * micro_batches + m for b, m in items], np.int64)
+        if length(rows, micro_batches, order) < _NEVER:
+            yield _family(problem, whole, name, items)
+
+
+def _searched_order(
+    problem: Problem, micro_batches: int, work: float
+) -> Iterator[PipelineSchedule]:
+    try:
+        found = schedule(problem, micro_batches, work=work)
+    except InfeasibleError:
+        return
+    whole = ticks(problem, micro_batches)
+    bound = found.makespan_bound
+    yield _family(problem, whole, _SEARCHED, list(found.order), bound)
+
+
+def _family(
+    problem: Problem, whole: Ticks, name: str, items: list[Item], bound: float = 0.0
+) -> PipelineSchedule:
+    makespan = end(starts_of(problem, items), problem.seconds)
+    rows: list[list[str]] = [[] for _ in range(problem.num_devices)]
+    for b, m in items:
+        block = problem.blocks[b]
+        rows[block.devices[0]].append(f"{block.id // 4}{block.kind}{m}")
+    held = tuple(p * whole.memory_unit for p in peaks(items, whole.held))
+    return PipelineSchedule(name, makespan, held, tuple(map(tuple, rows)), bound)
+
+
+# The best schedule of a model on a cluster: over its placements, and over what stages recompute.
+#
+# Every placement gets a schedule; its plan is lowered with messages and update, and simulated.
+# The one whose step is shortest for a sample wins, so that answers compare with every other plan.
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A model with its schedule and what that makes of a step."""
+
+    model: Model
+    schedule: Schedule
+    plan: Plan
+    prediction: Prediction
+    taken: tuple[str, ...] = ()  # choices: recompute 0, offload 3
+
+    @property
+    def per_sample(self) -> float:
+        """Seconds of the step for each sample in it."""
+        return self.prediction.step / self.plan.global_batch
+
+
+def best(
+    found: Sequence[Model],
+    micro_batches: int,
+    *,
+    method: str = "search",
+    work: float = WORK,
+    time_limit: float | None = None,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> list[Solved]:
+    """Every model that has a schedule of so many micro-batches, the quickest first.
+
+    The work is shared by all; time that one does not need is left to those behind it. An interrupt
+    ends the search with what is solved so far.
+    """
+    out: list[Solved] = []
+    why: list[ForetellError] = []
+    ends = None if time_limit is None else time.monotonic() + time_limit
+    for at, model in enumerate(found):
+        left = None if ends is None else (ends - time.monotonic()) / (len(found) - at)
+        if left is not None and left <= _LEAST and out:
+            break
+        try:
+            out.append(
+                solved(
+                    model, micro_batches, method=method, work=work / len(found),
+                    time_limit=None if left is None else max(left, _LEAST), cache=cache,
+                    progress=progress,
+                )
+            )  # fmt: skip
+        except (InfeasibleError, InputError) as error:
+            why.append(error)
+        except KeyboardInterrupt:
+            if not out:
+                raise
+            last = replace(out[-1].schedule, stopped="interrupted")
+            out[-1] = replace(out[-1], schedule=last)
+        if out and out[-1].schedule.stopped == "interrupted":
+            break
+    if not out:
+        raise why[0]
+    return sorted(out, key=lambda s: s.per_sample)
+
+
+def solved(
+    model: Model,
+    micro_batches: int,
+    *,
+    method: str = "search",
+    work: float = WORK,
+    time_limit: float | None = None,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Solved:
+    """The schedule of one model, its choices decided, and its step predicted."""
+    num = _each(model, micro_batches)
+    ends = None if time_limit is None else time.monotonic() + time_limit
+    taken = decided(model.problem, num, ends) if model.problem.choices else ()
+    chosen = model.chosen(taken)
+    left = None if ends is None else max(ends - time.monotonic(), _LEAST)
+    found = schedule(
+        chosen.problem, num, method=method, work=work, time_limit=left, cache=cache,
+        progress=progress,
+    )  # fmt: skip
+    plan = chosen.plan(found)
+    told = predict(plan, model.prices.workload, model.prices.cluster)
+    return Solved(chosen, found, plan, told, taken)
+
+
+def _each(model: Model, micro_batches: int) -> int:
+    """Micro-batches of the problem: copies of the model share those of the plan."""
+    if micro_batches % model.copies:
+        raise InputError(
+            f"{micro_batches} micro-batches cannot be shared by {model.copies} copies of the model",
+            hint=f"give a multiple of {model.copies}",
+        )
+    return micro_batches // model.copies
+
+
+# Recompute, offload and the like as decisions: which choices to take, beside the schedule itself.
+#
+# A set of choices is judged by the best order that simple rules and the fixed schedules find with
+# it. Looked at: none, all, the first so many of them in two orders (by stage; by memory saved for
+# time added), and from the best of these every set that differs in one choice. With `n` choices
+# that is at most `3n + 2` looks, and few choices are looked at in every combination.
+
+
+Found = tuple[tuple[str, ...], float]  # names of choices, and the makespan
+_EVERY = 4  # choices up to which all combinations are looked at
+_LEAST = 0.05  # seconds that even the last of many placements may take
+_CLOSE = 1e-3  # of the time: what no choice is worth looking for
+
+
+def decided(problem: Problem, micro_batches: int, ends: float | None = None) -> tuple[str, ...]:
+    """The choices to take; none where blocks as they are cannot be beaten by slower ones."""
+    names = [c.name for c in problem.choices]
+    known: dict[frozenset[str], float] = {}
+
+    def look(some: Iterable[str]) -> float:
+        key = frozenset(some)
+        if key not in known:
+            late = ends is not None and time.monotonic() > ends - (ends - began) / 2
+            known[key] = inf if late and known else _quick(problem.choosing(key), micro_batches)
+        return known[key]
+
+    began = time.monotonic()
+    plain = look(())
+    if plain <= _floor(problem, micro_batches) * (1 + _CLOSE) and _only_slow(problem):
+        return ()
+    if len(names) <= _EVERY:
+        for many in range(len(names) + 1):
+            for some in combinations(names, many):
+                look(some)
+    else:
+        for order in (names, _by_worth(problem)):
+            for many in range(len(names) + 1):
+                look(order[:many])
+        first = min(known, key=lambda key: (known[key], len(key)))
+        for name in names:
+            look(first ^ {name})
+    best = min(known, key=lambda key: (known[key], len(key), sorted(key)))
+    if known[best] == inf:
+        _require_any(problem, micro_batches, names)
+        return tuple(names)
+    return tuple(name for name in names if name in best)
+
+
+def _require_any(problem: Problem, micro_batches: int, names: Sequence[str]) -> None:
+    """Raise unless one micro-batch fits with all choices taken."""
+    try:
+        alone(ticks(problem.choosing(names), micro_batches))
+    except InfeasibleError as error:
+        raise InfeasibleError(
+            f"no combination of {', '.join(names)} fits into memory: {error.message}",
+            hint="give devices more memory",
+        ) from None
+
+
+def _quick(problem: Problem, micro_batches: int) -> float:
+    """The makespan of the best order found without search; inf where none fits into memory."""
+    whole = ticks(problem, micro_batches)
+    lengths = [
+        end(replay(items, whole.time, whole.devices, whole.after), whole.time)
+        for items in dispatch(whole, micro_batches)
+    ]
+    return min(lengths, default=inf) * whole.unit / whole.fine
+
+
+def _floor(problem: Problem, micro_batches: int) -> float:
+    """Seconds that no schedule of these blocks beats, however little they held."""
+    free = ticks(problem.choosing(()).limited(UNLIMITED), micro_batches)
+    return float(integer_problem.makespan(free, micro_batches)) * free.unit
+
+
+def _by_worth(problem: Problem) -> list[str]:
+    """The choices by memory saved for each second added, the most worth first."""
+    plain = {b.id: b for b in problem.blocks}
+
+    def worth(choice: Choice) -> float:
+        saved = sum(max(plain[b.id].rise, 0.0) - max(b.rise, 0.0) for b in choice.blocks)
+        added = sum(b.time - plain[b.id].time for b in choice.blocks)
+        return -saved / max(added, 1e-12)
+
+    return [c.name for c in sorted(problem.choices, key=worth)]
+
+
+def _only_slow(problem: Problem) -> bool:
+    """Whether every choice makes blocks take as long or longer."""
+    time_of = {b.id: b.time for b in problem.blocks}
+    return all(b.time >= time_of[b.id] for c in problem.choices for b in c.blocks)
+
+
+# Pipelines as plans: stages placed in every shape that fits, each with a searched schedule.
+
+
+_FIXED = ("1f1b", "1f1b+", "gpipe")  # what people run without a search
+
+
+@dataclass(frozen=True)
+class PipelinePlanner(Planner):
+    """Place stages in every shape that fits and search the order of their work."""
+
+    name: ClassVar[str] = "schedule"
+    method: ClassVar[str] = "search"
+    source: ClassVar[str] = "our own: exact and annealed schedules of Tessel's placements"
+    micro_batch: int = 1  # samples of one micro-batch
+    work: float = WORK  # seconds of work for all shapes, about CPU seconds
+
+    def plan(self, workload: Workload, cluster: Cluster, progress: Told = silent) -> Planned:
+        """The quickest pipeline for the workload's samples on every rank."""
+        began = time.process_time()
+        samples = workload.batch * cluster.size
+        if samples % self.micro_batch:
+            raise InputError(
+                f"{samples} samples in micro-batches of {self.micro_batch}",
+                hint="give a micro-batch that divides them",
+            )
+        num, given = samples // self.micro_batch, Plan(micro_batch=self.micro_batch)
+        found = models(workload, cluster, plan=given, micro_batches=num)
+        every = best(
+            found, num, method=self.method, work=self.work,
+            progress=lambda what, value, bound: progress(f"{what} {value:.4g}", value),
+        )  # fmt: skip
+        fixed = self._baselines(found, num)
+        steps = {name: one.prediction.step for name, one in fixed.items()}
+        first = min([every[0], *fixed.values()], key=lambda one: one.prediction.step)
+        kept = tuple(f"order of {name}: none found is shorter" for name in fixed
+                     if fixed[name] is first)  # fmt: skip
+        return Planned(
+            first.plan,
+            first.prediction.step,
+            min(steps.values(), default=first.prediction.step),
+            steps,
+            None,
+            len(every) + len(fixed),
+            time.process_time() - began,
+            kept + _notes(first, every),
+            first.prediction.low,
+            first.prediction.high,
+            stopped=any(one.schedule.stopped == "interrupted" for one in every),
+        )
+
+    def _baselines(self, found: list[Model], num: int) -> dict[str, Solved]:
+        """The quickest pipeline of each fixed schedule that fits."""
+        out: dict[str, Solved] = {}
+        for name in _FIXED:
+            with suppress(ForetellError):
+                out[name] = best(found, num, method=name)[0]
+        return out
+
+
+@dataclass(frozen=True)
+class Tessel(PipelinePlanner):
+    """Tessel: every assignment of micro-batches to blocks, then warm-up and cool-down apart."""
+
+    name: ClassVar[str] = "tessel"
+    method: ClassVar[str] = "tessel"
+    source: ClassVar[str] = "Lin et al., Tessel, HPCA 2024, on CP-SAT in place of Z3"
+    work: float = 60.0  # seconds of work for all shapes
+
+    def own(self) -> Planner:
+        """Our schedules, with as many seconds of work."""
+        return PipelinePlanner(self.micro_batch, self.work)
+
+
+def _notes(first: Solved, every: list[Solved]) -> tuple[str, ...]:
+    found = first.schedule
+    bound = "proven minimal" if found.proven else f"bound {span(found.lower_bound)}"
+    shapes = ", ".join(f"{s.model.shape} {1e3 * s.per_sample:.4g} ms" for s in every)
+    return (
+        f"shape {first.model.shape}, {len(first.plan.stages)} stages, "
+        f"{span(found.per_micro_batch)} a micro-batch ({bound})",
+        f"a sample by shape: {shapes}",
+        *((f"decided: {', '.join(first.taken)}",) if first.taken else ()),
+    )

@@ -23,7 +23,15 @@ from math import ceil
 from typing import Any
 
 from foretell.search.schedule import integer_problem
-from foretell.search.schedule.exact_search import Progress, Rate
+from foretell.search.schedule.exact_search import (
+    GOALS,
+    Progress,
+    Rate,
+    Repetend,
+    greedy,
+    repeat,
+    tighten,
+)
 from foretell.search.schedule.integer_problem import (
     INTERVALS,
     Budget,
@@ -35,14 +43,13 @@ from foretell.search.schedule.integer_problem import (
     solve,
     solver,
 )
-from foretell.search.schedule.local_search import improved
-from foretell.search.schedule.repetend import GOALS, Repetend, greedy, repeat, tighten
 from foretell.search.schedule.replay import (
     Item,
     Starts,
     alone,
     dispatch,
     end,
+    improved,
     longest_idle,
     peaks,
     replay,

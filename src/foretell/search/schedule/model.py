@@ -1,25 +1,38 @@
-"""Problems from models: blocks of a workload on a cluster, with real times, memory, messages.
+"""A model on a cluster as problems to schedule: stages in every shape, priced as blocks.
 
-    found = model(workload, cluster, "m", micro_batches=16)
-    schedule(found.problem, 16), found.plan(that)
+Where the layers of a model go: placements worth a schedule, by the name of their shape.
 
-Ranks that always work together are one device of the problem. A stage is a forward block and,
-where something before it or in it is trained, a backward block or two gradients. Recompute and
-offload of each stage are choices that `choose` decides; messages are priced by their links.
+    v     stages one after the other, each on the ranks it needs
+    m     first and last layers (words, logits) on all ranks, stages between them
+    nn    every layer that is no block on all ranks: those in the middle too
+    k     branches side by side on their part of the ranks, what joins them on all
+    y     branches side by side, what is before and behind them on a part of its own
+    x     two copies of the model in opposite directions
+    loop  two stages a rank, twice over the ranks in turn (interleaved)
+    wave  two stages a rank, there and back (a V)
+    tp    everything on all ranks
+
+Stages are cut by `cut`. A layer on all ranks is split over them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby, takewhile
 from math import inf
-from typing import Literal, TypedDict
+from typing import Literal, NamedTuple, TypedDict
+
+import numpy as np
 
 from foretell.cluster import Cluster
-from foretell.errors import InfeasibleError, InputError
+from foretell.errors import ForetellError, InfeasibleError, InputError, unknown
 from foretell.plan import Plan, check
+from foretell.plan.check import layer_reads
+from foretell.plan.layer_cost import Array
 from foretell.plan.stage_placement import (
     Action,
     Edge,
@@ -35,7 +48,7 @@ from foretell.plan.stage_placement import (
     seconds,
     texts,
 )
-from foretell.search.schedule.arrange import Asked, arrange, arrangements
+from foretell.portable import product
 from foretell.search.schedule.problem import (
     Block,
     Choice,
@@ -47,7 +60,486 @@ from foretell.search.schedule.problem import (
     linked,
 )
 from foretell.search.schedule.schedule import Schedule
-from foretell.workload import Workload
+from foretell.workload import Layer, Workload
+
+BESIDE = 0.02  # of a model: branches that do less beside the longest are not told apart
+INTENSITY = 100.0  # flops for a byte: of accelerators, from V100 (125 TFLOP/s, 0.9 TB/s) upwards
+SHAPES = ("v", "m", "nn", "k", "y", "x", "loop", "wave", "tp")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What stages are for."""
+
+    prices: Prices
+    micro_batches: int = 8
+    trains: bool = True
+    recompute: bool = False
+    frozen: tuple[str, ...] = ()  # layers that are not trained
+
+    @property
+    def workload(self) -> Workload:
+        return self.prices.workload
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(range(self.prices.cluster.size))
+
+
+def arrange(shape: str, asked: Asked) -> tuple[StagePlacement, ...]:
+    """The stages of a shape."""
+    if shape not in SHAPES:
+        raise unknown("placement shape of a model", shape, ("auto", *SHAPES))
+    for name in asked.frozen:
+        if name not in [layer.name for layer in asked.workload.layers]:
+            names = [layer.name for layer in asked.workload.layers]
+            raise unknown("frozen layer", name, names)
+    made = _MADE[shape](asked)
+    return tuple(_with_ways(asked, place) for place in made)
+
+
+def arrangements(asked: Asked) -> Iterator[tuple[str, tuple[StagePlacement, ...]]]:
+    """Every shape that fits the model and the memory, once."""
+    seen = set()
+    for shape in SHAPES:
+        try:
+            made = arrange(shape, asked)
+        except ForetellError:
+            continue
+        if made not in seen:
+            seen.add(made)
+            yield shape, made
+
+
+def _with_ways(asked: Asked, place: StagePlacement) -> StagePlacement:
+    layers = asked.workload.layers
+    mine = [layers[i] for i, n in enumerate(place.times) if n]
+    ways = []
+    if asked.recompute and asked.trains and any(layer.is_block for layer in mine):
+        ways.append("recompute")
+    if mine and all(layer.name in asked.frozen for layer in mine):
+        ways.append("frozen")
+    return replace(place, ways=tuple(ways))
+
+
+def _tp(asked: Asked) -> list[StagePlacement]:
+    times = tuple(layer.times for layer in asked.workload.layers)
+    return [StagePlacement(asked.ranks, times)]
+
+
+def _v(asked: Asked) -> list[StagePlacement]:
+    return _chain(asked, set())
+
+
+def _m(asked: Asked) -> list[StagePlacement]:
+    return _chain(asked, _outer(asked))
+
+
+def _nn(asked: Asked) -> list[StagePlacement]:
+    found = _ends(asked)
+    if found == _outer(asked):
+        raise InputError(
+            f"`{asked.workload.name}` has nothing in its middle for all ranks",
+            hint="shape nn is for an encoder and a decoder; take m",
+        )
+    return _chain(asked, found)
+
+
+def _outer(asked: Asked) -> set[int]:
+    """The ends before the first block and behind the last."""
+    found, line = _ends(asked), range(len(asked.workload.layers))
+    return {i for way in (line, line[::-1]) for i in takewhile(found.__contains__, way)}
+
+
+def _ends(asked: Asked) -> set[int]:
+    """Layers that are no block of the model: words, logits; of a captured one lone matmuls too."""
+    layers = asked.workload.layers
+    most = max(_products(layer) for layer in layers)
+    lone = {i for i, x in enumerate(layers) if x.times == 1 and _products(x) <= 1 < most}
+    return lone | {i for i, layer in enumerate(layers) if not layer.is_block}
+
+
+def _products(layer: Layer) -> int:
+    return sum(op.kind in ("matmul", "conv", "attention") for op in layer.works())
+
+
+def _chain(asked: Asked, wide: set[int]) -> list[StagePlacement]:
+    """Layers in their order: those in `wide` on all ranks, the others in stages."""
+    layers = asked.workload.layers
+    line = [i for i, layer in enumerate(layers) for _ in range(layer.times)]
+    narrow = tuple(i for i in line if i not in wide)
+    if not narrow:
+        return _tp(asked)
+    taken = _held(asked, wide)
+    stages = cut(_cutting(asked, narrow, asked.ranks, taken))
+    where = _where(stages)
+    homes, at = [], 0
+    for i in line:
+        homes.append(asked.ranks if i in wide else where[at])
+        at += i not in wide
+    runs = groupby(zip(homes, line, strict=True), key=lambda pair: pair[0])
+    return [p for ranks, run in runs for p in _stages(asked, ranks, [i for _, i in run])]
+
+
+def _cutting(asked: Asked, line: tuple[int, ...], ranks: Sequence[int], taken: float) -> Cutting:
+    names = [layer.name for layer in asked.workload.layers]
+    frozen = frozenset(names.index(name) for name in asked.frozen)
+    return Cutting(
+        asked.prices, line, tuple(ranks), asked.micro_batches, asked.trains, asked.recompute, taken,
+        frozen=frozen,
+    )  # fmt: skip
+
+
+def _where(stages: Sequence[Stage]) -> list[tuple[int, ...]]:
+    return [s.ranks for s in stages for _ in range(s.last - s.first)]
+
+
+def _held(asked: Asked, wide: set[int]) -> float:
+    """Bytes on every rank of the layers that all of them share: for good, and for a moment."""
+    if not wide:
+        return 0.0
+    layers, r, mine = asked.workload.layers, asked.prices.rates(asked.ranks), sorted(wide)
+    times = tuple(layer.times if i in wide else 0 for i, layer in enumerate(layers))
+    held = constant(asked.prices, [StagePlacement(asked.ranks, times)], 0, trains=asked.trains)
+    passing = product(np.array(times, float), r.kept) * asked.trains + np.max(r.brief[mine])
+    return held + float(passing)
+
+
+def _stages(asked: Asked, ranks: tuple[int, ...], line: Sequence[int]) -> list[StagePlacement]:
+    """A run of layers as stages: what is frozen is one of its own, with less to do."""
+    layers = asked.workload.layers
+    runs = groupby(line, key=lambda i: layers[i].name in asked.frozen)
+    return [_placed(asked, ranks, list(run)) for _, run in runs]
+
+
+def _placed(asked: Asked, ranks: tuple[int, ...], line: Sequence[int]) -> StagePlacement:
+    return StagePlacement(ranks, tuple(line.count(i) for i in range(len(asked.workload.layers))))
+
+
+def _k(asked: Asked) -> list[StagePlacement]:
+    """Branches on their share of the ranks, what joins them on all."""
+    before, ways, behind = _branched(asked)
+    if before:
+        raise InputError(
+            f"branches of `{asked.workload.name}` begin behind other layers",
+            hint="shape k is for models of several encoders; take y",
+        )
+    out = _side_by_side(asked, ways, _held(asked, set(behind)))
+    last = [i for i in behind for _ in range(asked.workload.layers[i].times)]
+    return [*out, *_stages(asked, asked.ranks, last)]
+
+
+def _y(asked: Asked) -> list[StagePlacement]:
+    """Branches on their share of the ranks, what is before and behind them on shares of its own."""
+    before, ways, behind = _branched(asked)
+    while len(ways) > 2 and len(ways) + bool(before) + bool(behind) > len(asked.ranks):
+        ways = sorted(ways, key=lambda way: -_work(asked, way))
+        ways[-2:] = [sorted(ways[-2] + ways[-1])]
+    return _side_by_side(asked, [part for part in (before, *ways, behind) if part], 0.0)
+
+
+def _branched(asked: Asked) -> tuple[list[int], list[list[int]], list[int]]:
+    """Layers before, in and behind the branches of a model."""
+    before, ways, behind = branches(asked.workload)
+    if len(ways) < 2:
+        raise InputError(
+            f"`{asked.workload.name}` has no branches that join",
+            hint="shapes k and y are for models of several encoders; take v or m",
+        )
+    return before, ways, behind
+
+
+def _side_by_side(
+    asked: Asked, ways: Sequence[Sequence[int]], taken: float
+) -> list[StagePlacement]:
+    """Parts of a model in stages, each part on its share of the ranks."""
+    layers, out, first = asked.workload.layers, list[StagePlacement](), 0
+    for way, ranks in zip(ways, _shares(asked, ways), strict=True):
+        line = tuple(i for i in way for _ in range(layers[i].times))
+        mine = asked.ranks[first : first + ranks]
+        first += ranks
+        for stage in cut(_cutting(asked, line, mine, taken)):
+            out += _stages(asked, stage.ranks, line[stage.first : stage.last])
+    return out
+
+
+def branches(workload: Workload) -> tuple[list[int], list[list[int]], list[int]]:
+    """Layers before, in each branch of, and behind the join whose shorter branches do most.
+
+    A branch is what one input of the join needs and no other does; a way around is none, and so are
+    branches whose shorter ones do next to nothing.
+    """
+    reads = layer_reads(workload)
+    needs: list[set[int]] = []
+    for inputs in reads:
+        needs.append(set(inputs).union(*(needs[i] for i in inputs)))
+    work = [_weight(layer, workload) for layer in workload.layers]
+    found, most = list[list[int]](), BESIDE * sum(work)
+    for inputs in reads:
+        every = [needs[i] | {i} for i in inputs]
+        ways = [one - set().union(*(o for o in every if o is not one)) for one in every]
+        some = [sorted(way) for way in ways if way]
+        beside = _beside(some, work)
+        if beside > most:
+            found, most = some, beside
+    inside = {i for way in found for i in way}
+    before = set().union(*(needs[i] for i in inside)) - inside
+    rest = [i for i in range(len(reads)) if i not in before | inside]
+    return sorted(before), found, rest
+
+
+def _weight(layer: Layer, workload: Workload) -> float:
+    """About what a layer takes: its flops, and as many for each byte as a device does meanwhile."""
+    passed = layer.times * float(layer.output_bytes({}, 1.0, workload.dtype))
+    return replace(workload, layers=(layer,)).flops() + INTENSITY * passed
+
+
+def _beside(ways: Sequence[Sequence[int]], work: Sequence[float]) -> float:
+    """What all branches but the longest take."""
+    each = [sum(work[i] for i in way) for way in ways]
+    return sum(each) - max(each, default=0.0)
+
+
+def _work(asked: Asked, way: Sequence[int]) -> float:
+    """Seconds of some layers on one rank."""
+    r, layers = asked.prices.rates(asked.ranks[:1]), asked.workload.layers
+    both = r.forward + (r.inputs + r.weights) * asked.trains
+    return sum(layers[i].times * float(both[i]) for i in way)
+
+
+def _shares(asked: Asked, ways: Sequence[Sequence[int]]) -> list[int]:
+    """Ranks for each branch, by its work; every branch gets one."""
+    size = len(asked.ranks)
+    if size < len(ways):
+        raise InfeasibleError(
+            f"{len(ways)} branches on {size} ranks", hint="take as many ranks as branches, or v"
+        )
+    work = [_work(asked, way) for way in ways]
+    shares = [max(1, round(size * w / sum(work))) for w in work]
+    while sum(shares) != size:
+        step = 1 if sum(shares) < size else -1
+        loads = [w / s if step > 0 or s > 1 else np.inf for w, s in zip(work, shares, strict=True)]
+        shares[int(np.argmax(loads) if step > 0 else np.argmin(loads))] += step
+    return shares
+
+
+def _x(asked: Asked) -> list[StagePlacement]:
+    """Two copies of the model over the same sets of ranks, the second the other way round."""
+    for line, ranks, width in _widths(asked):
+        with suppress(InfeasibleError):
+            stages = _halved(asked, line, ranks, width)
+            homes = [s.ranks for s in stages]
+            turned = dict(zip(homes, homes[::-1], strict=True))
+            there = [p for s in stages for p in _stages(asked, s.ranks, line[s.first : s.last])]
+            return [*there, *(replace(p, ranks=turned[p.ranks]) for p in there)]
+    raise InfeasibleError(
+        f"two copies of `{asked.workload.name}` do not fit into memory",
+        hint="take more ranks, a smaller micro-batch, or another shape",
+    )
+
+
+def _rounds(asked: Asked, *, turns: bool) -> list[StagePlacement]:
+    """Two stages a rank: a second round over the ranks, in turn again or back."""
+    for line, ranks, width in _widths(asked):
+        groups = [ranks[i : i + width] for i in range(0, len(ranks), width)]
+        order = groups + (groups[::-1] if turns else groups)
+        with suppress(InfeasibleError):
+            found = _halved(asked, line, tuple(r for g in order for r in g), width, len(order))
+            return [p for s in found for p in _stages(asked, s.ranks, line[s.first : s.last])]
+    raise InfeasibleError(
+        f"two stages of `{asked.workload.name}` a rank do not fit into memory, or it has too few",
+        hint="take more ranks, a smaller micro-batch, or shape v",
+    )
+
+
+def _widths(asked: Asked) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
+    """The layers in a line, the ranks, and how many of them a stage may have."""
+    layers, size = asked.workload.layers, len(asked.ranks)
+    line = tuple(i for i, layer in enumerate(layers) for _ in range(layer.times))
+    for width in (1 << k for k in range(size.bit_length())):
+        if size % width == 0 and size // width > 1:
+            yield line, asked.ranks, width
+
+
+def _halved(
+    asked: Asked, line: tuple[int, ...], ranks: tuple[int, ...], width: int, stages: int = 0
+) -> list[Stage]:
+    """Stages of one width that leave half of the memory to others."""
+    plain = _cutting(asked, line, ranks, 0.0)
+    return cut(replace(plain, share=0.5, widths=(width,), stages=stages))
+
+
+_MADE: dict[str, Callable[[Asked], list[StagePlacement]]] = {
+    "v": _v, "m": _m, "nn": _nn, "k": _k, "y": _y, "x": _x, "tp": _tp,
+    "loop": partial(_rounds, turns=False), "wave": partial(_rounds, turns=True),
+}  # fmt: skip
+
+
+# A model cut into stages by dynamic programming: uneven layers, mixed devices, any widths.
+#
+# Layers stand in a line, ranks in a row. A stage is a run of layers on the next 1, 2, 4 … ranks,
+# over which it is split. With `W(i, j, k, t)` the seconds of layers i to j on the t ranks from k
+# on:
+#
+#     best(s, d, i) = min over t, j of max( W(i, j, n − d, t), best(s − 1, d − t, j) )  → `_table`
+#
+# is the least longest stage when layers from i on make s stages on the last d of n ranks, over
+# those that fit: weights, and what as many micro-batches keep as 1F1B would have in flight there.
+# Of all s the one is taken that ends N micro-batches first.
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """What is to be cut, and under which conditions."""
+
+    prices: Prices
+    line: tuple[int, ...]  # the layer of each piece, in order
+    ranks: tuple[int, ...]  # to be used in this order
+    micro_batches: int
+    trains: bool = True
+    recompute: bool = False
+    taken: float = 0.0  # bytes that every rank holds besides
+    share: float = 1.0  # of the memory left, what one stage may use
+    widths: tuple[int, ...] = ()  # ranks that a stage may have; powers of two where empty
+    frozen: frozenset[int] = frozenset()  # layers that are not trained
+    stages: int = 0  # how many there have to be; any number where 0
+
+
+class Stage(NamedTuple):
+    """A run of pieces and the ranks it is on."""
+
+    ranks: tuple[int, ...]
+    first: int
+    last: int  # the piece behind it
+
+
+class _Costs(NamedTuple):
+    """Of every run i to j: seconds, bytes for good, bytes a micro-batch, seconds one way."""
+
+    work: Array
+    constant: Array
+    kept: Array
+    spare: float  # bytes that are there for a moment
+
+
+_DEEP = 1 << 30  # more micro-batches than any device holds
+
+
+def cut(asked: Cutting) -> list[Stage]:
+    """The stages; an error where no way to cut fits into memory."""
+    for flight in (_DEEP, 2, 1):  # fewer in flight than 1F1B where that does not fit
+        found = _best(asked, flight)
+        if found:
+            return found
+    raise InfeasibleError(
+        f"no cut of {len(asked.line)} layers over {len(asked.ranks)} ranks fits into "
+        f"{room(asked.prices, asked.ranks[0]) / 2**30:.0f} GiB each",
+        hint="take more ranks, a smaller micro-batch, recompute, or shards on all ranks",
+    )
+
+
+def _best(asked: Cutting, flight: int) -> list[Stage]:
+    table = _table(asked, flight)
+    ends: list[tuple[float, int, int]] = []
+    for (s, d), (worst, _) in table.items():
+        if s and np.isfinite(worst[0]) and asked.stages in (0, s):
+            ends.append(((asked.micro_batches + s - 1) * float(worst[0]), s, d))
+    return _walked(asked, table, *min(ends)[1:]) if ends else []
+
+
+Table = dict[tuple[int, int], tuple[Array, list[tuple[int, int]]]]
+
+
+def _table(asked: Cutting, flight: int) -> Table:
+    """By stages and ranks left: the least longest stage from each piece on, and how it begins."""
+    size, num = len(asked.line), len(asked.ranks)
+    nothing = np.full(size + 1, np.inf)
+    nothing[size] = 0.0
+    table: Table = {(0, 0): (nothing, [(0, 0)] * (size + 1))}
+    known: dict[tuple[int, int], _Costs] = {}
+    for s in range(1, min(size, num) + 1):
+        for d in range(1, num + 1):
+            ways = [t for t in _stage_widths(asked, num - d, d) if (s - 1, d - t) in table]
+            options = [(t, _options(asked, table, known, s, d, t, flight)) for t in ways]
+            if not options:
+                continue
+            every = np.stack([o for _, o in options])  # width × first × last
+            flat = every.transpose(1, 0, 2).reshape(size + 1, -1)
+            at = np.argmin(flat, axis=1)
+            least = flat[np.arange(size + 1), at]
+            if np.isfinite(least).any():
+                moves = [(options[a // (size + 1)][0], int(a % (size + 1))) for a in at]
+                table[s, d] = (least, moves)
+    return table
+
+
+def _stage_widths(asked: Cutting, start: int, left: int) -> list[int]:
+    """Ranks the next stage may have, in line with those of equal width beside it."""
+    widths = asked.widths or tuple(1 << k for k in range(left.bit_length()))
+    return [t for t in widths if t <= left and start % t == 0]
+
+
+def _options(
+    asked: Cutting, table: Table, known: dict[tuple[int, int], _Costs], s: int, d: int, t: int,
+    flight: int,
+) -> Array:  # fmt: skip
+    """The longest stage for every run that begins with i and ends before j."""
+    k = len(asked.ranks) - d
+    if (k, t) not in known:
+        known[k, t] = _costs(asked, asked.ranks[k : k + t])
+    c = known[k, t]
+    least = min(room(asked.prices, r) for r in asked.ranks[k : k + t])
+    space = (least - asked.taken) * asked.share - c.spare
+    held = c.constant + c.kept * min(s, flight, asked.micro_batches)
+    fits = (held <= space) & (c.work > 0)
+    longest = np.maximum(c.work, table[s - 1, d - t][0][None, :])
+    found: Array = np.where(fits, longest, np.inf)
+    return found
+
+
+def _costs(asked: Cutting, ranks: tuple[int, ...]) -> _Costs:
+    r, line = asked.prices.rates(ranks, recompute=asked.recompute), list(asked.line)
+    learns = np.array([float(i not in asked.frozen) for i in range(len(r.forward))])
+    back = (r.inputs + r.weights * learns)[line] * _returns(asked)
+    kept = r.kept[line] * _returns(asked)
+    constant = r.parameters + r.trained * learns * asked.trains
+    moment = float(np.maximum(r.moment * asked.trains, r.brief)[line].max())
+    runs = [_runs(column) for column in (r.forward[line] + back, constant[line], kept)]
+    return _Costs(runs[0], runs[1], runs[2], moment)
+
+
+def _returns(asked: Cutting) -> Array:
+    """1 for pieces that have a backward: trained ones and all behind the first of them."""
+    learns = [float(asked.trains and i not in asked.frozen) for i in asked.line]
+    return np.maximum.accumulate(np.array(learns))
+
+
+def _runs(values: Array) -> Array:
+    """Sums over all runs: from i, before j; 0 where there is no such run."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    found: Array = np.maximum(sums[None, :] - sums[:, None], 0.0)
+    return found
+
+
+def _walked(asked: Cutting, table: Table, s: int, d: int) -> list[Stage]:
+    out, i = [], 0
+    while s:
+        k = len(asked.ranks) - d
+        t, j = table[s, d][1][i]
+        out.append(Stage(asked.ranks[k : k + t], i, j))
+        i, s, d = j, s - 1, d - t
+    return out
+
+
+# Problems from models: blocks of a workload on a cluster, with real times, memory, messages.
+#
+#     found = model(workload, cluster, "m", micro_batches=16)
+#     schedule(found.problem, 16), found.plan(that)
+#
+# Ranks that always work together are one device of the problem. A stage is a forward block and,
+# where something before it or in it is trained, a backward block or two gradients. Recompute and
+# offload of each stage are choices that `choose` decides; messages are priced by their links.
+
 
 _PLACING = 0.3  # share of a time limit after which no further shape is placed
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from foretell.errors import InputError, unknown
+from foretell.io import read_json
+from foretell.spec import Spec, parse
 
 KINDS = {
     "F": "forward",
@@ -93,7 +96,7 @@ class Problem:
         _check_devices(self.speed, "speed", num)
         _check_waits(self.waits, self.blocks)
         _check_choices(self.choices, self.blocks)
-        self.order  # noqa: B018 (made here so that a cycle is found when the problem is made)
+        self.order  # noqa: B018
 
     @cached_property
     def after(self) -> tuple[tuple[Wait, ...], ...]:
@@ -300,3 +303,341 @@ def _lagged(problem: Problem, wait: Wait, price: Price) -> Wait:
 def _seconds(problem: Problem, wait: Wait, price: Price) -> float:
     first, then = problem.blocks[wait.on], problem.blocks[wait.block]
     return 0.0 if set(then.devices) <= set(first.devices) else price(first, then)
+
+
+# Placements of a pipeline's stages: files that hold one, and built-in shapes.
+
+
+# Placement files: a JSON object with the blocks of one micro-batch, read into a `Problem` and
+# back.
+#
+#     {"name": …, "ndevs": 4, "mode": "train",
+#      "blocks": [{"id": 0, "kind": "F", "devices": [0], "time": 1, "mem": 1}, …],
+#      "deps": [[0, 1], [1, 2, 0.5], …]}
+#
+# A dependency is [first, then] or [first, then, lag]. `mem` changes memory when the block starts,
+# `mem_end` when it ends. Optional beside `blocks`: `memory` and `speed` (a number, or one for each
+# device, null where there is no limit) and `choices` ({name: [blocks that would stand in]}). Other
+# keys are left alone.
+
+
+MOST_DEVICES, MOST_BLOCKS = 1 << 14, 100_000
+MOST_SHAPE = 1024  # devices of a shape: the search counts blocks one by one
+_MOST = 1e15  # of a time or an amount of memory
+
+
+def load(path: str | Path) -> Problem:
+    """The problem in a placement file."""
+    return read(read_json(path, what="placement"), where=f"placement `{path}`")
+
+
+def read(found: Any, where: str = "placement") -> Problem:
+    """The problem in a placement that was already parsed."""
+    if not isinstance(found, Mapping) or not isinstance(found.get("blocks"), list):
+        raise InputError(f"{where} has no list of `blocks`", hint="see the format in the docs")
+    blocks = tuple(_block(b, where) for b in found["blocks"])
+    num = _number(found.get("ndevs", 0), f"`ndevs` of {where}", whole=True)
+    num_devices = int(num) or 1 + max((d for b in blocks for d in b.devices), default=0)
+    if num_devices > MOST_DEVICES or len(blocks) > MOST_BLOCKS:
+        raise InputError(
+            f"{where} has {num_devices} devices and {len(blocks)} blocks",
+            hint=f"{MOST_DEVICES} devices and {MOST_BLOCKS} blocks at most",
+        )
+    mode = found.get("mode", "train")
+    if mode not in ("train", "infer"):
+        raise InputError(f"mode of {where} is `{mode}`", hint="write `train` or `infer`")
+    bare = Problem(
+        blocks,
+        (),
+        num_devices,
+        _each(found.get("memory"), num_devices, f"`memory` of {where}"),
+        _each(found.get("speed"), num_devices, f"`speed` of {where}"),
+        mode,
+        str(found.get("name", "")),
+        _choices(found.get("choices", {}), where),
+    )
+    return replace(bare, waits=_waits(found.get("deps", []), blocks, where))
+
+
+def write(problem: Problem) -> dict[str, Any]:
+    """The placement file of a problem; `read` gives an equal problem back."""
+    ids = [b.id for b in problem.blocks]
+    deps = [[ids[w.on], ids[w.block], *([w.lag] if w.lag else [])] for w in problem.waits]
+    found: dict[str, Any] = {"name": problem.name, "ndevs": problem.num_devices}
+    found |= {"mode": problem.mode, "blocks": [_written(b) for b in problem.blocks], "deps": deps}
+    if any(c != float("inf") for c in problem.capacity):
+        found["memory"] = [None if c == float("inf") else c for c in problem.capacity]
+    if any(s != 1 for s in problem.speed):
+        found["speed"] = list(problem.speed)
+    if problem.choices:
+        found["choices"] = {c.name: [_written(b) for b in c.blocks] for c in problem.choices}
+    return found
+
+
+def _block(found: Any, where: str) -> Block:
+    if not isinstance(found, Mapping) or "id" not in found:
+        raise InputError(f"a block of {where} has no `id`: {str(found)[:60]}")
+    here = f"block {found['id']} of {where}"
+    devices = found.get("devices", [])
+    if not isinstance(devices, list):
+        raise InputError(f"`devices` of {here} is `{devices}`, not a list")
+    if "time" not in found:
+        raise InputError(f"{here} has no `time`")
+    return Block(
+        int(_number(found["id"], f"`id` of {here}", whole=True)),
+        str(found.get("kind", "F")),
+        tuple(int(_number(d, f"a device of {here}", whole=True)) for d in devices),
+        _number(found["time"], f"`time` of {here}"),
+        _number(found.get("mem", 0), f"`mem` of {here}"),
+        _number(found.get("mem_end", 0), f"`mem_end` of {here}"),
+        str(found.get("name", "")),
+    )
+
+
+def _written(block: Block) -> dict[str, Any]:
+    found: dict[str, Any] = {"id": block.id, "kind": block.kind, "devices": list(block.devices)}
+    found |= {"time": block.time, "mem": block.memory}
+    if block.memory_end:
+        found["mem_end"] = block.memory_end
+    if block.name:
+        found["name"] = block.name
+    return found
+
+
+def _waits(deps: Any, blocks: tuple[Block, ...], where: str) -> tuple[Wait, ...]:
+    place = {b.id: i for i, b in enumerate(blocks)}
+    if not isinstance(deps, list):
+        raise InputError(f"`deps` of {where} is not a list")
+    waits = []
+    for dep in deps:
+        if not isinstance(dep, list) or len(dep) not in (2, 3):
+            raise InputError(f"dependency `{dep}` of {where} is not [first, then] or with a lag")
+        for end in dep[:2]:
+            if not isinstance(end, int) or end not in place:
+                raise InputError(
+                    f"a dependency of {where} names block {end}, there is none",
+                    hint=f"blocks are {', '.join(map(str, list(place)[:12]))} …",
+                )
+        lag = _number(dep[2], f"lag of {dep} in {where}") if len(dep) == 3 else 0.0
+        waits.append(Wait(place[dep[1]], place[dep[0]], lag))
+    return tuple(waits)
+
+
+def _each(found: Any, num_devices: int, where: str) -> tuple[float, ...]:
+    if found is None:
+        return ()
+    if isinstance(found, list):
+        return tuple(_unlimited(x, where) for x in found)
+    return (_unlimited(found, where),) * num_devices
+
+
+def _unlimited(value: Any, where: str) -> float:
+    """A number, or no limit where there is none."""
+    return float("inf") if value in (None, float("inf")) else _number(value, where)
+
+
+def _choices(found: Any, where: str) -> tuple[Choice, ...]:
+    if not isinstance(found, Mapping):
+        raise InputError(f"`choices` of {where} is not an object")
+    if not all(isinstance(blocks, list) for blocks in found.values()):
+        raise InputError(f"a choice of {where} is not a list of blocks")
+    return tuple(Choice(str(n), tuple(_block(b, where) for b in bs)) for n, bs in found.items())
+
+
+def _number(value: Any, where: str, whole: bool = False) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= _MOST or (whole and value % 1):
+        noun = f"{'whole ' if whole else ''}number"
+        raise InputError(f"{where} is `{str(value)[:40]}`, not a {noun} up to {_MOST:g}")
+    return float(value)
+
+
+# Built-in placements: how the stages of a model are laid over devices.
+#
+#     v      one stage a device, there and back (1F1B's placement)
+#     loop   several rounds over the devices, always 0 to n-1 (interleaved)
+#     wave   several rounds, turning at both ends (Hanayo; two rounds make ZB-V's V)
+#     x      two pipelines in opposite directions (Chimera, DualPipe); a micro-batch is one of each
+#     m      v after a sharded block on every device (a large embedding)
+#     nn     v with a second sharded block in the middle (an encoder and a decoder)
+#     k      two half pipelines that join in a sharded block (two modalities)
+#
+# A shape is a spec: `m:devices=8,split=yes`. A stage holds 1 unit of memory from the start of its
+# forward to its last backward block; a sharded block holds none, except where pipelines join in it.
+# Backward mirrors forward.
+
+
+class Stage(NamedTuple):
+    """One stage: where it runs, the stages before it, and what it holds for a micro-batch."""
+
+    devices: tuple[int, ...]
+    after: tuple[int, ...] = ()
+    is_sharded: bool = False
+    holds: float = 1.0
+
+
+@dataclass(frozen=True)
+class Shape(Spec):
+    """A placement described by a few numbers."""
+
+    devices: int = 4
+    infer: bool = False  # forward only
+    split: bool = False  # backward of a stage as input and weight gradients, half its time each
+    forward: float = 1.0
+    backward: float = 3.0  # recompute and twice the forward, as in Tessel's examples
+    sharded: float = 1.0  # time of a block on all devices, each way
+    lag: float = 0.0  # of a message between stages on different devices
+    rounds: int = 2  # over the devices, where a shape makes several
+
+    def stages(self) -> list[Stage]:
+        """The stages in the order of forward."""
+        raise NotImplementedError
+
+    def problem(self) -> Problem:
+        """The placement as a problem."""
+        if self.devices < 1 or self.rounds < 1:
+            raise InputError(f"`{self}` has no stage", hint="give one device and round or more")
+        stages = self.stages()
+        blocks = [_forward(self, s, i) for i, s in enumerate(stages)]
+        waits = [_wait(self, blocks, i, j) for i, s in enumerate(stages) for j in s.after]
+        if not self.infer:
+            _mirror(self, stages, blocks, waits)
+        mode: Mode = "infer" if self.infer else "train"
+        return Problem(tuple(blocks), tuple(waits), self.devices, mode=mode, name=str(self))
+
+
+@dataclass(frozen=True)
+class V(Shape):
+    """One stage a device."""
+
+    name: ClassVar[str] = "v"
+
+    def stages(self) -> list[Stage]:
+        return _line([(d,) for d in range(self.devices)])
+
+
+@dataclass(frozen=True)
+class Loop(Shape):
+    """Several rounds over the devices, each from the first to the last."""
+
+    name: ClassVar[str] = "loop"
+
+    def stages(self) -> list[Stage]:
+        return _line([(d,) for _ in range(self.rounds) for d in range(self.devices)])
+
+
+@dataclass(frozen=True)
+class Wave(Shape):
+    """Several rounds over the devices, there and back in turn."""
+
+    name: ClassVar[str] = "wave"
+
+    def stages(self) -> list[Stage]:
+        there = [(d,) for d in range(self.devices)]
+        return _line([d for r in range(self.rounds) for d in (there, there[::-1])[r % 2]])
+
+
+@dataclass(frozen=True)
+class X(Shape):
+    """Two pipelines in opposite directions."""
+
+    name: ClassVar[str] = "x"
+
+    def stages(self) -> list[Stage]:
+        there = [(d,) for d in range(self.devices)]
+        return _line(there) + _line(there[::-1], first=self.devices)
+
+
+@dataclass(frozen=True)
+class M(Shape):
+    """A sharded block, then one stage a device."""
+
+    name: ClassVar[str] = "m"
+
+    def stages(self) -> list[Stage]:
+        return _line([_all(self), *((d,) for d in range(self.devices))], sharded=(0,))
+
+
+@dataclass(frozen=True)
+class NN(Shape):
+    """A sharded block, half of the stages, a sharded block, the other half."""
+
+    name: ClassVar[str] = "nn"
+
+    def stages(self) -> list[Stage]:
+        there = [(d,) for d in range(self.devices)]
+        half = self.devices // 2
+        line = [_all(self), *there[:half], _all(self), *there[half:]]
+        return _line(line, sharded=(0, half + 1))
+
+
+@dataclass(frozen=True)
+class K(Shape):
+    """Two half pipelines that end in one sharded block."""
+
+    name: ClassVar[str] = "k"
+
+    def stages(self) -> list[Stage]:
+        half = self.devices // 2
+        first = _line([(d,) for d in range(half)])
+        second = _line([(d,) for d in range(half, self.devices)], first=half)
+        ends = tuple(n - 1 for n in (half, self.devices) if n)
+        return [*first, *second, Stage(_all(self), ends, is_sharded=True)]
+
+
+SHAPES: dict[str, type[Shape]] = {s.name: s for s in (V, Loop, Wave, X, M, NN, K)}
+
+
+def shape(spec: str) -> Problem:
+    """The problem that a spec such as `m:devices=8` stands for."""
+    found = parse(spec, SHAPES, "placement shape")
+    assert isinstance(found, Shape)
+    if found.devices > MOST_SHAPE:
+        raise InputError(f"`{spec[:80]}` has {found.devices} devices", hint=f"{MOST_SHAPE} at most")
+    return found.problem()
+
+
+def _all(shape: Shape) -> tuple[int, ...]:
+    return tuple(range(shape.devices))
+
+
+def _line(
+    places: Sequence[tuple[int, ...]], first: int = 0, sharded: tuple[int, ...] = ()
+) -> list[Stage]:
+    """One stage after the other, the first of them numbered `first`."""
+    return [
+        Stage(p, (first + i - 1,) if i else (), i in sharded, 0.0 if i in sharded else 1.0)
+        for i, p in enumerate(places)
+    ]
+
+
+def _forward(shape: Shape, stage: Stage, place: int) -> Block:
+    time = shape.sharded if stage.is_sharded else shape.forward
+    return Block(place, "F", stage.devices, time, 0.0 if shape.infer else stage.holds)
+
+
+def _mirror(shape: Shape, stages: list[Stage], blocks: list[Block], waits: list[Wait]) -> None:
+    """Add backward: each stage after those that follow it, the last ones after their forward."""
+    back: dict[int, int] = {}
+    for i in reversed(range(len(stages))):
+        follow = [back[j] for j, s in enumerate(stages) if i in s.after]
+        back[i] = len(blocks)
+        _backward(shape, stages[i], blocks, waits)
+        waits += [_wait(shape, blocks, back[i], j) for j in follow or [i]]
+
+
+def _backward(shape: Shape, stage: Stage, blocks: list[Block], waits: list[Wait]) -> None:
+    """Add one stage's backward: one block, or the gradients of its input and of its weights."""
+    place = len(blocks)
+    time = shape.sharded if stage.is_sharded else shape.backward
+    if stage.is_sharded or not shape.split:
+        blocks.append(Block(place, "B", stage.devices, time, -stage.holds))
+        return
+    blocks.append(Block(place, "I", stage.devices, time / 2, 0.0))
+    blocks.append(Block(place + 1, "W", stage.devices, time / 2, -stage.holds))
+    waits.append(Wait(place + 1, place))
+
+
+def _wait(shape: Shape, blocks: list[Block], place: int, on: int) -> Wait:
+    moved = blocks[place].devices != blocks[on].devices
+    return Wait(place, on, shape.lag if moved else 0.0)

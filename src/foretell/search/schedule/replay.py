@@ -1,23 +1,349 @@
-"""From an order to start times: every block as soon as its devices and what it waits for allow.
+"""Orders of blocks: replayed to start times, found by simple rules, and annealed.
 
-A list of (block, micro-batch) that puts every block after what it waits for fixes the order on
-every device, and with it the memory; starting everything as early as that order allows shortens
-the ends of a schedule without a look at memory. The same pass runs on whole ticks and on real
-seconds.
+Orders improved by simulated annealing, compiled: from any legal order to a shorter makespan.
+
+An order of all (block, micro-batch) pairs fixes the start of everything (→ `replay`). What makes
+the last block end so late is a chain of blocks, each waiting for the one before: for its result, or
+for its device. A move takes two neighbours of that chain that wait for a device only and runs the
+second first, together with what it needs (or the first behind the second, with what needs it);
+a few moves are drawn from all pairs that lie near each other. Orders that hold too much memory are
+passed through at a price, and never kept.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from foretell.compiled import B2, I1, compiled
 from foretell.errors import InfeasibleError
+from foretell.search.schedule.exact_search import Repetend
 from foretell.search.schedule.integer_problem import Budget, Ticks, solve, solver
-from foretell.search.schedule.local_search import arrays, listed
 from foretell.search.schedule.problem import Problem
-from foretell.search.schedule.repetend import Repetend
 
 Item = tuple[int, int]  # block, micro-batch
+_CHUNK = 512  # moves between two looks at the clock
+_PACE = 5e-9  # seconds of work for a block, or one of its waits or devices, in one replay
+_FAR = 24  # places that a move drawn at random spans at most
+_CRITICAL = 0.85  # share of moves taken from the critical chain
+
+
+class Arrays(NamedTuple):
+    """A problem in rows: devices and waits of block b are those from its first to the next's."""
+
+    time: I1
+    first_device: I1
+    device: I1
+    rise: I1  # memory, aligned with `device`
+    change: I1
+    first_wait: I1
+    wait: I1
+    lag: I1
+    room: I1  # of each device; -1: unlimited
+    reach: B2  # [a, b]: b waits for a, directly or not
+    first_claim: I1  # of each device, into `claim`
+    claim: I1  # the most a micro-batch will hold there once so many of its blocks are done
+
+
+def arrays(ticks: Ticks) -> Arrays:
+    """The rows of a problem in whole numbers."""
+    num = len(ticks.time)
+    held = [{i: (r, c) for i, r, c in rows} for rows in ticks.held]
+    uses = [(d, *held[d].get(b, (0, 0))) for b in range(num) for d in ticks.devices[b]]
+    waits = [w for row in ticks.after for w in row]
+    reach = np.zeros((num, num), np.bool_)
+    for a, behind in enumerate(ticks.reach):
+        reach[a, list(behind)] = True
+    device, rise, change = (np.array([u[k] for u in uses], np.int64) for k in range(3))
+    return Arrays(
+        np.array(ticks.time, np.int64),
+        _firsts([len(ds) for ds in ticks.devices]),
+        device,
+        rise,
+        change,
+        _firsts([len(ws) for ws in ticks.after]),
+        np.array([on for on, _ in waits], np.int64),
+        np.array([lag for _, lag in waits], np.int64),
+        np.array([-1 if r is None else r for r in ticks.capacity], np.int64),
+        reach,
+        _firsts([len(rows) + 1 for rows in ticks.held]),
+        np.array([c for rows in ticks.held for c in _claims(rows)], np.int64),
+    )
+
+
+def _claims(rows: Sequence[tuple[int, int, int]]) -> list[int]:
+    """The most a micro-batch will hold on a device once so many of its rows are done."""
+    now, levels = 0, []
+    for _, rise, change in rows:
+        levels.append(max(now, now + rise))
+        now += change
+    levels.append(now)
+    return [max(levels[k:]) for k in range(len(levels))]
+
+
+def _firsts(sizes: Sequence[int]) -> I1:
+    return np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))])
+
+
+def work_of(found: Arrays, micro_batches: int) -> float:
+    """Seconds of work that one replay counts for."""
+    return _PACE * micro_batches * (len(found.time) + len(found.device) + len(found.wait))
+
+
+def improved(
+    ticks: Ticks, items: Sequence[Item], micro_batches: int, floor: int, budget: Budget, *,
+    seed: int = 1,
+) -> list[Item]:  # fmt: skip
+    """The shortest order that annealing from this one meets within the budget."""
+    found = arrays(ticks)
+    each = work_of(found, micro_batches)
+    moves = int(budget.left / each)
+    order = np.array([b * micro_batches + m for b, m in items], np.int64)
+    best, least = order, length(found, micro_batches, order)
+    hot, cold = 0.1 * float(np.mean(found.time)), 0.01 * float(np.mean(found.time))
+    done = 0
+    while done < moves and least > floor and not budget.is_over:
+        share = done / moves
+        heat = hot * (cold / hot) ** share
+        many = min(_CHUNK, moves - done)
+        order, now, one, kept = anneal(
+            found, micro_batches, order, seed + done, many, heat, floor, int(np.max(found.time))
+        )
+        if kept < least:
+            best, least = one, kept
+        elif now > least + 4 * heat + 1 or (done // _CHUNK) % 64 == 63:
+            order = best  # lost its way: again from the best
+        done += many
+        budget.spend(many * each)
+    return [(int(i) // micro_batches, int(i) % micro_batches) for i in best]
+
+
+@compiled
+def listed(p: Arrays, num: int, key: I1, turn: int) -> I1:
+    """Always what can start first, of equals the least `key[block] + turn · micro-batch`.
+
+    Memory is kept as a banker would: a block that takes some starts only if every micro-batch
+    already begun on that device can still be finished. Shorter than all where that gets stuck.
+    """
+    many, devices = len(p.time), len(p.room)
+    free, promised = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
+    done = np.zeros((devices, num), np.int64)
+    then, ends = np.zeros(many, np.int64), np.zeros((many, num), np.int64)
+    order, size = np.zeros(many * num, np.int64), 0
+    while size < many * num:
+        best, when = -1, 0
+        for b in range(many):
+            m = then[b]
+            if m == num or not _allowed(p, b, m, done, promised):
+                continue
+            now = _ready(p, b, m, then, ends, free)
+            if now < 0:
+                continue
+            if best >= 0:
+                a, c = key[b] + turn * m, key[best] + turn * then[best]
+                if now > when or (now == when and a >= c):
+                    continue
+            best, when = b, now
+        if best < 0:
+            break
+        m = then[best]
+        order[size] = best * num + m
+        size += 1
+        ends[best, m] = when + p.time[best]
+        then[best] += 1
+        for e in range(p.first_device[best], p.first_device[best + 1]):
+            free[p.device[e]] = when + p.time[best]
+            _promise(p, e, m, done, promised)
+    return order[:size]
+
+
+@compiled
+def _ready(p: Any, b: Any, m: Any, then: Any, ends: Any, free: Any) -> Any:
+    """When a block could start; −1 as long as what it waits for has not run."""
+    now = 0
+    for e in range(p.first_wait[b], p.first_wait[b + 1]):
+        on = p.wait[e]
+        if then[on] <= m:
+            return -1
+        now = max(now, ends[on, m] + p.lag[e])
+    for e in range(p.first_device[b], p.first_device[b + 1]):
+        now = max(now, free[p.device[e]])
+    return now
+
+
+@compiled
+def _allowed(p: Any, b: Any, m: Any, done: Any, promised: Any) -> bool:
+    """Whether every device of a block can promise its micro-batch all it will hold."""
+    for e in range(p.first_device[b], p.first_device[b + 1]):
+        d = p.device[e]
+        begins = (p.rise[e] > 0 or p.change[e] != 0) and done[d, m] == 0
+        if begins and p.room[d] >= 0 and promised[d] + p.claim[p.first_claim[d]] > p.room[d]:
+            return False
+    return True
+
+
+@compiled
+def _promise(p: Any, e: Any, m: Any, done: Any, promised: Any) -> None:
+    """Note that a block runs on one of its devices."""
+    d = p.device[e]
+    if p.room[d] < 0 or (p.rise[e] <= 0 and p.change[e] == 0):
+        return
+    first, many = p.first_claim[d], p.first_claim[d + 1] - p.first_claim[d] - 1
+    if done[d, m] > 0:
+        promised[d] -= p.claim[first + done[d, m]]
+    done[d, m] += 1
+    if done[d, m] < many:
+        promised[d] += p.claim[first + done[d, m]]
+
+
+@compiled
+def length(p: Arrays, num: int, order: I1) -> int:
+    """The makespan of an order; a very large number where it holds too much."""
+    n, devices = len(order), len(p.room)
+    start, cause = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    state = np.zeros((3, devices), np.int64)
+    most, _, over = _replayed(p, num, order, start, cause, state)
+    return most if over == 0 else 1 << 60
+
+
+@compiled
+def _replayed(p: Any, num: Any, order: Any, start: Any, cause: Any, state: Any) -> Any:
+    """Starts and causes, in place; the makespan, what ends last, how often memory is too small.
+
+    A cause is the item before it on a device, or −2 less the item whose result it waits for.
+    """
+    for d in range(state.shape[1]):
+        state[0, d], state[1, d], state[2, d] = 0, -1, 0
+    most, last, over = 0, -1, 0
+    for k in range(len(order)):
+        item = order[k]
+        b, m = item // num, item % num
+        now, why = 0, -1
+        for e in range(p.first_wait[b], p.first_wait[b + 1]):
+            on = p.wait[e] * num + m
+            ready = start[on] + p.time[p.wait[e]] + p.lag[e]
+            if ready > now:
+                now, why = ready, -2 - on
+        for e in range(p.first_device[b], p.first_device[b + 1]):
+            d = p.device[e]
+            if state[0, d] > now:
+                now, why = state[0, d], state[1, d]
+        start[item], cause[item] = now, why
+        end = now + p.time[b]
+        for e in range(p.first_device[b], p.first_device[b + 1]):
+            d = p.device[e]
+            if p.room[d] >= 0:
+                if state[2, d] + p.rise[e] > p.room[d]:
+                    over += 1
+                state[2, d] += p.change[e]
+            state[0, d], state[1, d] = end, item
+        if end > most:
+            most, last = end, item
+    return most, last, over
+
+
+@compiled
+def anneal(
+    p: Arrays, num: int, given: I1, seed: int, moves: int, heat: float, floor: int, price: int
+) -> tuple[I1, int, I1, int]:
+    """So many moves at one temperature: the last order and its cost, the best and its makespan."""
+    np.random.seed(seed)  # noqa: NPY002
+    n, devices = len(given), len(p.room)
+    now, trial, best = given.copy(), given.copy(), given.copy()
+    place, start, cause = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
+    why, mark = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    state = np.zeros((3, devices), np.int64)
+    most, last, over = _replayed(p, num, now, start, cause, state)
+    cost = most + price * over
+    least = most if over == 0 else 1 << 60
+    for k in range(n):
+        place[now[k]] = k
+        why[k] = cause[k]
+    for _ in range(moves):
+        if least <= floor:
+            break
+        first, then = -1, -1
+        if np.random.random() < _CRITICAL:  # noqa: NPY002
+            item, met = last, 0
+            while item >= 0:
+                on = why[item]
+                if on >= 0 and on // num != item // num:
+                    met += 1
+                    if np.random.random() * met < 1.0:  # noqa: NPY002
+                        first, then = on, item
+                item = -2 - on if on < -1 else on
+        if first < 0:
+            then = now[np.random.randint(1, n)]  # noqa: NPY002
+            far = 1 + np.random.randint(0, _FAR)  # noqa: NPY002
+            first = now[max(place[then] - far, 0)]
+        for k in range(n):
+            trial[k] = now[k]
+        forward = np.random.random() < 0.5  # noqa: NPY002
+        if not _moved(p, num, trial, mark, place[first], place[then], forward):
+            continue
+        found, ends, over = _replayed(p, num, trial, start, cause, state)
+        paid = found + price * over
+        gain = float(cost - paid)
+        if gain >= 0 or np.random.random() < np.exp(gain / heat):  # noqa: NPY002
+            cost, last = paid, ends
+            for k in range(n):
+                now[k] = trial[k]
+                place[now[k]] = k
+                why[k] = cause[k]
+            if over == 0 and found < least:
+                least = found
+                for k in range(n):
+                    best[k] = now[k]
+    return now, cost, best, least
+
+
+@compiled
+def _moved(p: Any, num: Any, order: Any, mark: Any, low: Any, high: Any, forward: Any) -> bool:
+    """The item at `high` before that at `low` with all it needs, or the reverse; if that may be."""
+    first, then = order[low], order[high]
+    pivot = then if forward else first
+    for k in range(low, high + 1):
+        item = order[k]
+        taken = item == pivot
+        if item % num == pivot % num and not taken:
+            a, b = item // num, pivot // num
+            taken = p.reach[a, b] if forward else p.reach[b, a]
+        mark[k] = 1 if taken else 0
+    if mark[low if forward else high] == 1:
+        return False
+    for k in range(low, high + 1):  # micro-batches of a block stay in turn
+        if mark[k] == 1:
+            block = order[k] // num
+            since, until = (low, k) if forward else (k + 1, high + 1)
+            for j in range(since, until):
+                if mark[j] == 0 and order[j] // num == block:
+                    return False
+    _shift(order, mark, low, high, 1 if forward else 0)
+    return True
+
+
+@compiled
+def _shift(order: Any, mark: Any, low: Any, high: Any, first: Any) -> None:
+    """Items marked `first` before the others, each kind as it was."""
+    held = order[low : high + 1].copy()
+    at = low
+    for turn in range(2):
+        for k in range(low, high + 1):
+            if (mark[k] == first) == (turn == 0):
+                order[at] = held[k - low]
+                at += 1
+
+
+# From an order to start times: every block as soon as its devices and what it waits for allow.
+#
+# A list of (block, micro-batch) that puts every block after what it waits for fixes the order on
+# every device, and with it the memory; starting everything as early as that order allows shortens
+# the ends of a schedule without a look at memory. The same pass runs on whole ticks and on real
+# seconds.
+
+
 Starts = list[list[float]]  # by block, by micro-batch
 
 
@@ -104,7 +430,7 @@ def fits(
 
 # Schedules without search: always start next what can start first, by a rule where several can.
 #
-# Memory is kept as a banker would (→ `local_search.listed`).
+# Memory is kept as a banker would (→ `listed`).
 
 
 Rule = Callable[[Ticks, int], tuple[list[int], int]]  # a key of each block, and one of each turn

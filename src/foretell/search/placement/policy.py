@@ -1,9 +1,12 @@
-"""What the learned prior sees of a problem, a placement and the ways on from it: plain arrays.
+"""The learned prior of TAG's tree search: what it sees, and its network in numpy.
 
-Nodes are op groups (g) and cells of devices (c); edges join neighbours in the chain, groups with
-the cells they may run on, and cells with each other. Seconds are shares of a reference step, bytes
-shares of a device's room, so that networks see the same of small and large problems. A way on (k)
-is any other placement: what it changes, what its parts add up to on each cell, and the difference.
+What the learned prior sees of a problem, a placement and the ways on from it: plain arrays.
+
+Nodes are op groups (g) and cells of devices (c); edges join groups that read one another, groups
+with the cells they may run on, and cells with each other. Seconds are shares of a reference step,
+bytes shares of a device's room, so that networks see the same of small and large problems. A way
+on (k) is any other placement: what it changes, what its parts add up to on each cell, and how far
+that is from now.
 
 No feature depends on how many groups, cells or ways on there are.
 
@@ -15,7 +18,11 @@ how long they were waited for; how long the devices of a cell compute, communica
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from io import BytesIO
 from math import inf, log2
 from typing import Any, NamedTuple
 
@@ -24,11 +31,11 @@ import numpy.typing as npt
 
 from foretell import portable
 from foretell.compiled import F2, I1, I2, compiled
+from foretell.cost.learned import dense
+from foretell.errors import InputError
 from foretell.search.placement import evaluate
-from foretell.search.placement.deal import peaks
-from foretell.search.placement.device_classes import law
-from foretell.search.placement.evaluate import columns, settled
-from foretell.search.placement.moves import (
+from foretell.search.placement.evaluate import Evaluator, columns, peaks, settled
+from foretell.search.placement.lowering import (
     BACKWARD,
     FORWARD,
     PRODUCT,
@@ -39,6 +46,7 @@ from foretell.search.placement.moves import (
     page,
     play,
     standing,
+    written,
 )
 from foretell.search.placement.problem import (
     ALL_REDUCE,
@@ -52,8 +60,9 @@ from foretell.search.placement.problem import (
     Problem,
     Tables,
     canonical,
+    law,
 )
-from foretell.search.placement.write import written
+from foretell.search.placement.search import Array, Asked, Prior, even_chances
 
 GROUP_FEEDBACK = 5  # forward begins, backward ends, gradients agree, waited for them, sends before
 CELL_FEEDBACK = 5  # computes, communicates, its messages, first begins, memory
@@ -96,7 +105,7 @@ def told(
 ) -> float:
     """Simulate a placement and fill in what its groups and cells did."""
     cells = len(t.kind)
-    p = page(len(sets), cells, micros)
+    p = page(t, micros)
     written(t, sets, ways, served, micros, fuse, share, p)
     start, end = play(p, cells, 3 * (t.box.max() + 1))
     total = end.max()
@@ -149,7 +158,8 @@ class Seen(NamedTuple):
     cell: Floats  # [c, CELL]
     place: Floats  # [g, c, PLACE]
     link: Floats  # [c, c, LINK] from, to
-    next: Floats  # [g, NEXT] along the edge to the group behind; the last is not used
+    next: Floats  # [e, NEXT] along the edge from a group to one that reads it
+    ends: Ints  # [e, 2] of those edges
     way_on: Floats  # [k, WAY_ON]
     changed: Floats  # [k, g] weights of the groups that change, adding up to 1
     to: Floats  # [k, c] weights of the cells they go to
@@ -189,15 +199,17 @@ class View:
         group += [t.size[sets[0]][:, None] / t.size[0], state]
         placed = t.member[sets[0]]
         dealt = share[sets[0]] * placed / t.batch
-        joined = sets[0][:-1] == sets[0][1:]
+        ends = t.reads[:, :2]
+        joined = sets[0][ends[:, 0]] == sets[0][ends[:, 1]]
         way_on = self._ways_on(rows, sets, ways, counts, level)
-        handed = t.handed * t.batch * self.rate[0, min(1, len(self.rate) - 1)]
+        handed = t.read_bytes * t.batch * self.rate[0, min(1, len(self.rate) - 1)]
         return Seen(
             _small(np.concatenate(group, axis=1)),
             _small(np.concatenate([self.cell, told_cell], axis=1)),
             _small(np.stack([self.place, placed, dealt], axis=2)),
             self.link,
-            _small(np.stack([handed, [*joined, True]], axis=1)),
+            _small(np.stack([handed, joined], axis=1)),
+            ends,
             way_on,
             weights.astype(np.float32),
             onto.astype(np.float32),
@@ -230,8 +242,9 @@ class View:
         each = self.table[index].sum(axis=1)
         load, talk, held = (each[:, i * cells : (i + 1) * cells] for i in range(3))
         share, update, serial = (each[:, 3 * cells + i] for i in range(3))
-        moved = t.handed[:-1] * t.batch * self.rate[sets[:, :-1], sets[:, 1:]]
-        breaks = (sets[:, 1:] != sets[:, :-1]).mean(axis=1) if count > 1 else np.zeros(len(sets))
+        source, reader = sets[:, t.reads[:, 0]], sets[:, t.reads[:, 1]]
+        moved = t.read_bytes * t.batch * self.rate[source, reader]
+        breaks = (source != reader).mean(axis=1) if len(t.reads) else np.zeros(len(sets))
         full = held.max(axis=1)
         return np.stack(
             [load.max(axis=1), talk.max(axis=1), (load + talk).max(axis=1), share + update,
@@ -389,3 +402,150 @@ def _rates(problem: Problem, slope: npt.NDArray[np.float64]) -> Floats:
                 staying = len(np.intersect1d(one, other)) / max(len(one), len(other))
                 out[a, b] = worst * (1 - staying) / min(t.boxes[a], t.boxes[b])
     return out.astype(np.float32)
+
+
+# The learned prior of the tree search: its network in numpy, its weights, what simulation
+# tells it.
+#
+# Op groups and cells start from their features. In every layer each hears along five kinds of edge:
+# groups from those they read and those that read them, and by attention (GATv2) groups from cells,
+# cells from groups and cells from cells. A way on is scored from the groups it changes, the cells
+# these are on and go to, and its own features: no weight knows how many there are of any.
+#
+# `foretell_lab.policy.network` is the same network on PyTorch Geometric; a test holds both equal.
+
+
+Weights = Mapping[str, Floats]
+SLOPE = 0.2  # of leaky ReLU below zero
+
+
+WIDTHS = {
+    "group": GROUP, "cell": CELL, "place": PLACE, "link": LINK, "next": NEXT, "way_on": WAY_ON,
+}  # fmt: skip
+FLOOR = 0.05  # of all chances is split evenly: nothing is ruled out unseen
+
+
+def scores(weights: Weights, seen: Sequence[Seen]) -> list[Floats]:
+    """One score a way on, of questions about one problem: equal numbers of groups and cells."""
+    group = _tanh(_dense(weights, "group", np.stack([one.group for one in seen])))
+    cell = _tanh(_dense(weights, "cell", np.stack([one.cell for one in seen])))
+    place = np.stack([one.place for one in seen])
+    behind = np.stack([one.next for one in seen])
+    link = seen[0].link[None]
+    for layer in range(_layers(weights)):
+        group, cell = _heard(weights, f"{layer}.", group, cell, place, behind, seen[0].ends, link)
+    return [_decoded(weights, one, group[i], cell[i]) for i, one in enumerate(seen)]
+
+
+def chances(values: Floats) -> npt.NDArray[np.float64]:
+    """Scores as chances that add up to 1."""
+    raised = portable.exp(values.astype(float) - float(values.max()))
+    found: npt.NDArray[np.float64] = raised / raised.sum()
+    return found
+
+
+def _heard(
+    weights: Weights, at: str, group: Floats, cell: Floats, place: Floats, behind: Floats,
+    ends: Ints, link: Floats,
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """One layer: what all kinds of edge bring is added up, and added to what was there."""
+    to_group = _attend(weights, f"{at}serve", cell, group, place)
+    to_group += _beside(weights, f"{at}before", group, behind, ends[:, 0], ends[:, 1])
+    to_group += _beside(weights, f"{at}behind", group, behind, ends[:, 1], ends[:, 0])
+    to_cell = _attend(weights, f"{at}place", group, cell, place.swapaxes(1, 2))
+    to_cell += _attend(weights, f"{at}link", cell, cell, link.swapaxes(1, 2))
+    return group + np.maximum(to_group, 0), cell + np.maximum(to_cell, 0)
+
+
+def _attend(weights: Weights, name: str, source: Floats, target: Floats, edge: Floats) -> Floats:
+    """Attention of every target to every source; `edge` [b, target, source, ·]."""
+    left = _dense(weights, f"{name}.left", source)[:, None]
+    right = _dense(weights, f"{name}.right", target)[:, :, None]
+    mixed = left + right + dense(edge, weights[f"{name}.edge.weight"])
+    mixed = np.maximum(mixed, SLOPE * mixed)
+    heads = weights[f"{name}.attention"]
+    split = (*mixed.shape[:3], *heads.shape)
+    score = (mixed.reshape(split) * heads).sum(axis=-1)
+    score = portable.exp(score - score.max(axis=2, keepdims=True)).astype(np.float32)
+    score /= score.sum(axis=2, keepdims=True)
+    values = left.reshape(left.shape[0], left.shape[2], *heads.shape)
+    heard = (score[..., None] * values[:, None]).sum(axis=2)
+    out: Floats = heard.reshape(*heard.shape[:2], -1) + weights[f"{name}.bias"]
+    return out
+
+
+def _beside(
+    weights: Weights, name: str, group: Floats, edge: Floats, source: Ints, target: Ints
+) -> Floats:
+    """What each group hears along its edges, added up."""
+    sent = _dense(weights, f"{name}.left", group)
+    told = np.maximum(sent[:, source] + dense(edge, weights[f"{name}.edge.weight"]), 0)
+    out = np.zeros_like(sent)
+    np.add.at(out.swapaxes(0, 1), target, told.swapaxes(0, 1))
+    return out
+
+
+def _decoded(weights: Weights, seen: Seen, group: Floats, cell: Floats) -> Floats:
+    x = np.concatenate(
+        [
+            dense(seen.changed, group.T),
+            dense(seen.to, cell.T),
+            dense(seen.come_from, cell.T),
+            seen.way_on,
+        ],
+        axis=1,
+    )
+    x = np.maximum(_dense(weights, "first", x), 0)
+    x = np.maximum(_dense(weights, "second", x), 0)
+    plain = _dense(weights, "plain", seen.way_on)
+    return (_dense(weights, "score", x) + plain)[:, 0]
+
+
+def _dense(weights: Weights, name: str, x: Floats) -> Floats:
+    return dense(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+
+def _tanh(x: Floats) -> Floats:
+    return portable.tanh(x).astype(np.float32)
+
+
+def _layers(weights: Weights) -> int:
+    return sum(name.endswith("serve.bias") for name in weights)
+
+
+@dataclass
+class Learned:
+    """Chances by a network, which looks at the last placement's simulation and simulates none."""
+
+    weights: Weights
+    _view: View | None = field(default=None, init=False, repr=False)
+
+    def __call__(self, on: Evaluator, asked: Sequence[Asked]) -> list[Array]:
+        """For each question, chances that add up to 1."""
+        if self._view is None or self._view.problem is not on.problem:
+            self._view = view(on.problem)
+        seen = [self._view.seen(one.now, one.ways_on) for one in asked]
+        return [_floored(chances(found)) for found in scores(self.weights, seen)]
+
+
+def _floored(chances: Array) -> Array:
+    return (1 - FLOOR) * chances + FLOOR / len(chances)
+
+
+@cache
+def shipped() -> Prior:
+    """The prior of the package; even chances where it has no weights."""
+    path = files("foretell.search.placement").joinpath("policy.npz")
+    return Learned(read(path.read_bytes())) if path.is_file() else even_chances
+
+
+def read(raw: bytes) -> Weights:
+    """Weights from the bytes of their file."""
+    with np.load(BytesIO(raw)) as arrays:
+        found = {name: arrays[name].astype(np.float32) for name in arrays.files}
+    if found["group.weight"].shape[1] != GROUP or found["score.weight"].shape[0] != 1:
+        raise InputError(
+            "these weights are for other features than this version sees",
+            hint="train them again: foretell train-policy",
+        )
+    return found

@@ -1,0 +1,492 @@
+"""Searches over placements: annealing, descent, and Monte Carlo trees as TAG has them.
+
+Simulated annealing over placements, compiled, and the descent that follows it.
+
+A stroke gives one choice to a run of groups, moves the border between two segments, exchanges two
+choices, names a parameter server, or changes micro-batches, message size or the split of
+samples. Slower placements pass with exp(−Δ/(T·t)), t falling from `HOT` to `COLD` of a step. The
+same seed gives the same answer.
+
+Descent: change what can be changed in one stroke until nothing helps.
+
+Strokes: one group, a run of groups from here to the end of its segment or to either end of the
+model, all groups; who serves them; micro-batches, message size, and how samples are split.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell import portable
+from foretell.compiled import B3, I1, I2, compiled
+from foretell.search.placement import evaluate, lowering
+from foretell.search.placement.evaluate import Evaluator, columns
+from foretell.search.placement.problem import (
+    MICROS,
+    MODES,
+    NO_SERVER,
+    PS,
+    WAYS,
+    Action,
+    Placement,
+    Tables,
+    actions,
+    canonical,
+    servers,
+)
+
+FUSES = (0.0, 4 * 2**20, 25 * 2**20, 64 * 2**20, 256 * 2**20, inf)
+LEAST = 1e-6  # relative gain that counts as one
+Allowed = Callable[[Action], bool]
+
+
+_FUSES = np.array(FUSES)
+_MICROS = np.array(MICROS)
+
+
+def polish(
+    on: Evaluator, start: Placement, most: int = 20_000, allowed: Allowed | None = None
+) -> tuple[Placement, float]:
+    """The best that single strokes lead to, within about so many simulations."""
+    best, seconds = start, on.seconds(start)
+    limit = on.evaluations + most
+    improved = True
+    while improved and on.evaluations < limit:
+        improved = False
+        for g in (-1, *on.problem.leaders):
+            tried = list(whole(on, best) if g < 0 else _strokes(on, best, g, allowed))
+            took = on.many(tried)
+            i = int(np.argmin(took))
+            if took[i] < seconds * (1 - LEAST):
+                best, seconds, improved = tried[i], took[i], True
+            if on.evaluations >= limit:
+                break
+    return best, seconds
+
+
+def whole(on: Evaluator, now: Placement) -> Iterator[Placement]:
+    """Changes of the whole step."""
+    for micros in MICROS:
+        if micros <= on.problem.batch:
+            yield replace(now, micros=micros)
+    for fuse in FUSES:
+        yield replace(now, fuse=fuse)
+    for mode in range(len(MODES)):
+        yield replace(now, mode=mode)
+
+
+def _strokes(on: Evaluator, now: Placement, g: int, allowed: Allowed | None) -> Iterator[Placement]:
+    """All changes that begin at one group, and none."""
+    yield now
+    n = len(now.actions)
+    runs = dict.fromkeys((range(g, g + 1), range(g, n), range(g + 1), *_segment(now, g)))
+    for action in (*actions(on.problem, g), *_served(on, now, g)):
+        if allowed is None or allowed(action):
+            for run in runs:
+                yield now.but(run, action)
+
+
+def _served(on: Evaluator, now: Placement, g: int) -> Iterator[Action]:
+    """The choice of a group with each server by name; nothing where nothing serves it."""
+    mine = now.actions[g]
+    for place in servers(on.problem, now, mine.devices) if mine.way == PS else ():
+        yield mine._replace(server=place)
+
+
+def _segment(now: Placement, g: int) -> tuple[range, range]:
+    """From a group to either end of those that choose as it does."""
+    first, last = g, g + 1
+    mine = now.actions[g][:2]
+    while first > 0 and now.actions[first - 1][:2] == mine:
+        first -= 1
+    while last < len(now.actions) and now.actions[last][:2] == mine:
+        last += 1
+    return range(first, g + 1), range(g, last)
+
+
+def simplified(on: Evaluator, start: Placement) -> tuple[Placement, float]:
+    """The same seconds in fewer words: choices like the neighbour's, or plain all-reduce."""
+    best, seconds = start, on.seconds(start)
+    for g in range(len(start.actions)):
+        mine = best.actions[g]
+        plain = Action(mine.devices, 0)
+        around = [best.actions[g - 1]] if g else []
+        for action in (*around, plain):
+            other = best.but((g,), action)
+            if action != mine and on.seconds(other) <= seconds:
+                best, seconds = other, on.seconds(other)
+                break
+    return best, seconds
+
+
+HOT, COLD = 0.04, 0.001  # shares of a step that a stroke may lose, at the start and at the end
+
+
+def anneal(on: Evaluator, start: Placement, strokes: int, seed: int) -> tuple[Placement, float]:
+    """The best placement met on the way."""
+    problem = on.problem
+    start = canonical(problem, start)
+    chosen = np.stack([row[0] for row in columns([start])])
+    step = np.array([MICROS.index(start.micros), _nearest(start.fuse), start.mode])
+    leaders = np.array([group.leader for group in problem.groups])
+    limits = np.array([sum(m <= problem.batch for m in MICROS), len(FUSES), len(MODES)])
+    seconds = loops_anneal(
+        problem.tables, chosen, step, leaders, _allowed(on), limits, strokes, seed
+    )
+    on.evaluations += strokes
+    rows = tuple(Action(*row) for row in chosen.T.tolist())
+    found = Placement(rows, MICROS[step[0]], FUSES[step[1]], int(step[2]))
+    return found, float(seconds)
+
+
+def _nearest(fuse: float) -> int:
+    return min(range(len(FUSES)), key=lambda i: abs(min(FUSES[i], 1e12) - min(fuse, 1e12)))
+
+
+def _allowed(on: Evaluator) -> Any:
+    """[g, s, w] what each group may choose."""
+    t, count = on.problem.tables, len(on.problem.groups)
+    out = np.zeros((count, len(t.size), len(WAYS)), np.bool_)
+    for g in range(count):
+        for action in actions(on.problem, g):
+            out[g, action.devices, action.way] = True
+    return out
+
+
+@compiled
+def loops_anneal(
+    t: Tables, chosen: I2, step: I1, leaders: I1, allowed: B3, limits: I1, strokes: int, seed: int
+) -> float:
+    """Anneal in place; the best seconds, whose placement is left in `chosen` and `step`.
+
+    `chosen` has a row each for sets, ways and servers.
+    """
+    np.random.seed(seed)  # noqa: NPY002
+    p = lowering.page(t, MICROS[-1])
+    now = scored(t, chosen, step, p)
+    now = now if now > 0 else np.inf
+    best, best_chosen, best_step = now, chosen.copy(), step.copy()
+    new, new_step = chosen.copy(), step.copy()
+    for i in range(strokes):
+        if i % 4000 == 3999:  # go on from the best
+            chosen[:], step[:], now = best_chosen, best_step, best
+        new[:], new_step[:] = chosen, step
+        stroke(t, new, new_step, leaders, allowed, limits)
+        took = scored(t, new, new_step, p)
+        if took <= 0:
+            continue
+        heat = HOT * (COLD / HOT) ** (i / strokes)
+        if took <= now or np.random.random() < np.exp((now - took) / (heat * best)):  # noqa: NPY002
+            chosen[:], step[:], now = new, new_step, took
+            if took < best:
+                best = took
+                best_chosen[:], best_step[:] = chosen, step
+    chosen[:], step[:] = best_chosen, best_step
+    return best
+
+
+@compiled
+def scored(t: Tables, chosen: Any, step: Any, p: Any) -> Any:
+    """Seconds of what stands in some rows."""
+    micros, fuse = _MICROS[step[0]], _FUSES[step[1]]
+    return evaluate.score(t, chosen[0], chosen[1], chosen[2], micros, fuse, step[2], p)
+
+
+@compiled
+def stroke(t: Tables, chosen: Any, step: Any, leaders: Any, allowed: Any, limits: Any) -> None:
+    """One change at random, in place."""
+    sets, ways, servers = chosen
+    n = len(sets)
+    kind = np.random.random()  # noqa: NPY002
+    g = np.random.randint(0, n)  # noqa: NPY002
+    if kind < 0.08:
+        which = np.random.randint(0, 3)  # noqa: NPY002
+        step[which] = np.random.randint(0, limits[which])  # noqa: NPY002
+        return
+    length = 1 + int(np.random.exponential(n / 8.0))  # noqa: NPY002
+    first, last = g, min(n, g + length)
+    server = NO_SERVER
+    s: int
+    w: int
+    if kind < 0.45:  # a border moves: the run takes the choice of the group before or behind it
+        other = g - 1 if np.random.random() < 0.5 else last  # noqa: NPY002
+        if other < 0 or other >= n:
+            return
+        s, w, server = sets[other], ways[other], servers[other]
+    elif kind < 0.55:  # two groups exchange their choices, with all that choose as they do
+        h = np.random.randint(0, n)  # noqa: NPY002
+        exchange(sets, ways, allowed, sets[g], sets[h])
+        follow(chosen, leaders)
+        return
+    elif kind < 0.75:  # another way for the same set
+        s, w = sets[g], np.random.randint(0, allowed.shape[2])  # noqa: NPY002
+        while last > first + 1 and sets[last - 1] != s:
+            last -= 1
+    else:
+        s = np.random.randint(0, allowed.shape[1])  # noqa: NPY002
+        w = 0 if np.random.random() < 0.6 else np.random.randint(0, allowed.shape[2])  # noqa: NPY002
+    if w == PS and np.random.random() < 0.5:  # noqa: NPY002
+        server = np.random.randint(0, len(t.cell_of))  # noqa: NPY002
+    for j in range(first, last):
+        if allowed[j, s, w]:
+            sets[j], ways[j], servers[j] = s, w, server
+        elif allowed[j, s, 0]:
+            sets[j], ways[j] = s, 0
+    follow(chosen, leaders)
+
+
+@compiled
+def exchange(sets: Any, ways: Any, allowed: Any, a: int, b: int) -> None:
+    """Groups on one set go to another, and those there come here."""
+    for j in range(len(sets)):
+        if sets[j] == a or sets[j] == b:
+            s = b if sets[j] == a else a
+            if allowed[j, s, ways[j]]:
+                sets[j] = s
+            elif allowed[j, s, 0]:
+                sets[j], ways[j] = s, 0
+
+
+@compiled
+def follow(chosen: Any, leaders: Any) -> None:
+    """Tied groups choose as their leader does."""
+    for j in range(chosen.shape[1]):
+        chosen[:, j] = chosen[:, leaders[j]]
+
+
+# Monte Carlo tree search over placements, as TAG guides it.
+#
+# The first decision is a placement to start from, the second one for the whole step
+# (micro-batches, messages, samples), the third one choice for all groups or none, the next one
+# choice for each branch of the model that runs beside others, each further one that of one op
+# group, the heaviest first (where it is served, also by whom); groups not yet decided keep what
+# they have. A leaf is simulated by the simulator, not rolled out, and r = T₀/T − 1 (its fourth
+# root above 1, −1 where it does not fit) is backed up:
+#
+#     next = argmax  Q + c·P·√N / (1 + n),     c = √(children / 10)
+#
+# Q of a way that was not tried is `UNTRIED` of its node's: with 0, as TAG has it, the first way
+# that gains anything is followed for ever. P comes from a `Prior`. Several leaves are gathered
+# before any is simulated, those on the way counted as visited and not yet worth anything (virtual
+# loss), so that a prior and the simulator answer for all of them at once. What is reached in two
+# ways is one node. It can be stopped at any time.
+
+
+Array = npt.NDArray[np.float64]
+AT_ONCE = 4  # leaves gathered before they are simulated
+UNTRIED = 0.7  # on 14 problems no game was on: 0, 0.5, 0.7, 1 gain 4.3, 4.9, 5.0, 5.2 × unguided,
+# and guided by the network 5.33, 5.33, 5.40, 5.41 × with 0.26, 0.29, 0.16, 0.31 of the playouts
+SHARP = 0.1  # share of a step by which look-ahead lets chances fall by e: 0.03 gets stuck
+
+
+class Asked(NamedTuple):
+    """A placement and the ways on from it."""
+
+    now: Placement
+    ways_on: list[Placement]
+
+
+class Prior(Protocol):
+    """Says how promising each way on is, before any is tried."""
+
+    def __call__(self, on: Evaluator, asked: Sequence[Asked]) -> list[Array]:
+        """For each question, chances that add up to 1."""
+
+
+def even_chances(on: Evaluator, asked: Sequence[Asked]) -> list[Array]:
+    """Nothing is known."""
+    return [np.full(len(one.ways_on), 1 / len(one.ways_on)) for one in asked]
+
+
+def look_ahead(on: Evaluator, asked: Sequence[Asked]) -> list[Array]:
+    """By what one simulation of each says: chances fall by e for every tenth of a step."""
+    on.many([way for one in asked for way in one.ways_on])
+    return [by_seconds(np.array(on.many(one.ways_on))) for one in asked]
+
+
+def by_seconds(took: Array) -> Array:
+    """Chances by how long each takes."""
+    least = took.min()
+    if not np.isfinite(least):
+        return np.full(len(took), 1 / len(took))
+    chances = np.where(np.isfinite(took), portable.exp(-(took / least - 1) / SHARP), 0.0) + 1e-4
+    out: Array = chances / chances.sum()
+    return out
+
+
+@dataclass(eq=False)
+class Node:
+    """A placement after so many decisions, and how often each way on from it was taken."""
+
+    now: Placement
+    depth: int
+    visits: int = 0
+    total: float = 0.0
+    children: list[Node] = field(default_factory=list)
+    chances: Array = field(default_factory=lambda: np.zeros(0))
+    taken: Array = field(default_factory=lambda: np.zeros(0))
+    is_over: bool = False  # nothing below it is left to try
+
+    @property
+    def worth(self) -> float:
+        return self.total / self.visits if self.visits else 0.0
+
+    def next(self) -> int:
+        """The way on to take now."""
+        untried = UNTRIED * self.worth
+        worth = np.array([child.worth if child.visits else untried for child in self.children])
+        reach = math.sqrt(len(self.children) / 10) * math.sqrt(max(self.visits, 1))
+        over = np.array([child.is_over for child in self.children])
+        value = np.where(over, -math.inf, worth + reach * self.chances / (1 + self.taken))
+        return int(np.argmax(value))
+
+
+@dataclass
+class Tree:
+    """A search that can go on for ever; `best` is the answer so far."""
+
+    on: Evaluator
+    starts: list[Placement]
+    prior: Prior
+    baseline: float  # T₀
+    seed: int | None = None  # in which order equal ways are tried; as they come where None
+    noise: float = 0.0  # share of the first chances that is drawn, for self-play
+    ways: tuple[int, ...] = tuple(range(len(WAYS)))  # how replicas may agree
+    steps: bool = True  # whether anything is decided for the whole step
+    best: tuple[Placement, float] = field(init=False)
+    root: Node = field(init=False)
+    playouts: int = field(default=0, init=False)
+    nodes: dict[tuple[int, Placement], Node] = field(default_factory=dict, init=False)
+    curve: list[float] = field(default_factory=list, init=False)  # the best after each playout
+    spent: list[int] = field(default_factory=list, init=False)  # placements simulated by then
+
+    def __post_init__(self) -> None:
+        self.root = Node(self.starts[0], -1 if len(self.starts) > 1 else 0 if self.steps else 1)
+        self.best = (self.starts[0], self.on.seconds(self.starts[0]))
+        problem = self.on.problem
+        single = [(g,) for g in problem.leaders]
+        self._runs = [tuple(range(len(problem.groups))), *problem.branches, *single]
+        self._draw = random.Random(self.seed)
+        self._known: set[Placement] = set()  # what was simulated
+
+    def play(self, playouts: int) -> None:
+        """Go down, open leaves, simulate them, and tell those above: so many times."""
+        until = self.playouts + playouts
+        while self.playouts < until and not self.root.is_over:
+            paths = self._gathered(min(AT_ONCE, until - self.playouts))
+            self._open([path[-1] for path in paths])
+            self.on.many([path[-1].now for path in paths])
+            for path in paths:
+                reward = self._played(path[-1].now)
+                self.curve.append(self.best[1])
+                self.spent.append(self.on.evaluations)
+                for node in path:
+                    node.total += reward
+                self._ended(path)
+            self.playouts += len(paths)
+
+    def _ended(self, path: list[Node]) -> None:
+        """All is decided at its end: there, and where all ways on are over, nothing is left."""
+        path[-1].is_over = path[-1].depth > len(self._runs)
+        for node in reversed(path[:-1]):
+            node.is_over = all(child.is_over for child in node.children)
+
+    def _gathered(self, most: int) -> list[list[Node]]:
+        """Ways down to leaves that differ, counted as visited before they are simulated."""
+        paths: list[list[Node]] = []
+        while len(paths) < most and not self.root.is_over:
+            path, ways = self._down()
+            if self._is_known(path[-1]):  # the end of the tree, nothing changed on the way
+                self._ended(path)
+                continue
+            if any(path[-1] is other[-1] for other in paths):
+                break
+            for node, way in zip(path, [*ways, None], strict=True):
+                node.visits += 1
+                if way is not None:
+                    node.taken[way] += 1
+            paths.append(path)
+        return paths
+
+    def _down(self) -> tuple[list[Node], list[int]]:
+        """The nodes to the leaf that looks best, and the way taken at each.
+
+        A leaf whose placement was simulated before (nothing was changed on the way to it) has
+        nothing to tell: it is opened, and the way goes on.
+        """
+        path, ways = [self.root], []
+        while path[-1].children or self._passed(path[-1]):
+            ways.append(path[-1].next())
+            path.append(path[-1].children[ways[-1]])
+        return path, ways
+
+    def _passed(self, leaf: Node) -> bool:
+        """Open a leaf whose placement was simulated before; whether there is a way on."""
+        if self._is_known(leaf):
+            self._open([leaf])
+        return bool(leaf.children)
+
+    def _is_known(self, leaf: Node) -> bool:
+        return canonical(self.on.problem, leaf.now) in self._known
+
+    def _open(self, leaves: list[Node]) -> None:
+        deepest = len(self._runs)
+        fresh = [n for n in dict.fromkeys(leaves) if n.depth <= deepest and not n.children]
+        asked = [Asked(n.now, self._ways_on(n)) for n in fresh]
+        if not asked:
+            return
+        for node, one, chances in zip(fresh, asked, self.prior(self.on, asked), strict=True):
+            node.chances = self._noisy(chances) if node.depth <= 2 else chances
+            node.children = [self._node(node.depth + 1, now) for now in one.ways_on]
+            node.taken = np.zeros(len(node.children))
+
+    def _node(self, depth: int, now: Placement) -> Node:
+        return self.nodes.setdefault((depth, now), Node(now, depth))
+
+    def _noisy(self, chances: Array) -> Array:
+        if not self.noise:
+            return chances
+        drawn = np.array([self._draw.gammavariate(0.3, 1.0) for _ in chances]) + 1e-12
+        mixed: Array = (1 - self.noise) * chances + self.noise * drawn / drawn.sum()
+        return mixed
+
+    def _ways_on(self, node: Node) -> list[Placement]:
+        """What may be decided next, what there is among it."""
+        if node.depth < 0:
+            found = list(self.starts)
+        elif node.depth == 0:
+            found = list(dict.fromkeys([node.now, *whole(self.on, node.now)]))
+        else:
+            found = self._choices(node)
+        if self.seed is not None:
+            self._draw.shuffle(found)
+        return found
+
+    def _choices(self, node: Node) -> list[Placement]:
+        problem, run = self.on.problem, self._runs[node.depth - 1]
+        for_all = node.depth == 1
+        group = next((g for g in problem.leaders if g in run), run[0])
+        kept: Action = node.now.actions[group]
+        others = [a for a in actions(problem, group, ways=self.ways) if a != kept or for_all]
+        if kept.way == PS and len(run) == 1:
+            places = servers(problem, node.now, kept.devices)
+            others += [kept._replace(server=p) for p in places if p != kept.server]
+        return [node.now, *(node.now.but(run, a) for a in others)]
+
+    def _played(self, now: Placement) -> float:
+        seconds = self.on.seconds(now)
+        self._known.add(canonical(self.on.problem, now))
+        if seconds < self.best[1]:
+            self.best = (now, seconds)
+        if not math.isfinite(seconds):
+            return -1.0
+        gain = self.baseline / seconds - 1 if math.isfinite(self.baseline) else 1.0
+        return math.sqrt(math.sqrt(gain)) if gain > 1 else gain
