@@ -1,7 +1,7 @@
 """The joint search beside every plan there is, on small random cases.
 
     python -m foretell_lab.exhaustive [--cases 100] [--first 0] [--evaluations 100] [-o FILE]
-    python -m foretell_lab.exhaustive --again -o FILE
+    python -m foretell_lab.exhaustive --again [--workers 12] -o FILE
 
 A case is a small language model, a few devices (alike, or of two kinds) and a batch, drawn from its
 number: two to four devices below LARGER, four or eight alike from there on. Its plans are all
@@ -37,6 +37,7 @@ from foretell.search.joint import Joint
 from foretell.search.refine import Evaluator, Found
 from foretell.workload import Workload
 from foretell.workload import load as load_workload
+from foretell_lab.workers import answers
 
 DEVICES = ("a100-80", "a100-40", "v100-16", "h100", "t4")
 AXES = "dp,tp,pp,cp,ep,zero,recompute,batch,schedule,offload,fusion"
@@ -284,26 +285,36 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--evaluations", type=int, default=100)
     parser.add_argument("--again", action="store_true", help="ask the search anew, as the file")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0, help="of workers; all the time if 0")
     parser.add_argument("-o", "--output", type=Path)
     asked = parser.parse_args()
     rows = json.loads(asked.output.read_text()) if asked.output and asked.output.is_file() else {}
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(asked.first, asked.first + asked.cases):
-            had = rows.get(str(number))
-            if (had is None) != asked.again:
-                rows[str(number)] = row = (
-                    compared(number, asked.evaluations, Path(folder))
-                    if had is None
-                    else repriced(had, number, asked.evaluations, Path(folder))
-                )
-                print(
-                    f"{number:4d} {row['ratio']:.4f} of {row['plans']} plans, "
-                    f"{row['simulated']} simulated, {row['case']}",
-                    flush=True,
-                )
-                if asked.output:
-                    asked.output.write_text(json.dumps(rows, indent=1))
+    cases = [
+        (number, asked.evaluations, rows.get(str(number)))
+        for number in range(asked.first, asked.first + asked.cases)
+        if (str(number) in rows) == asked.again
+    ]
+    if asked.workers > 1:
+        cases.sort(key=lambda case: -case[2]["simulated"] if case[2] else 0)
+    for (number, *_), row in answers(_row, cases, asked.workers, asked.seconds):
+        rows[str(number)] = row
+        print(
+            f"{number:4d} {row['ratio']:.4f} of {row['plans']} plans, "
+            f"{row['simulated']} simulated, {row['case']}",
+            flush=True,
+        )
+        if asked.output:
+            asked.output.write_text(json.dumps(rows, indent=1))
     print(summary(list(rows.values())))
+
+
+def _row(case: tuple[int, int, dict[str, Any] | None]) -> dict[str, Any]:
+    number, evaluations, had = case
+    with tempfile.TemporaryDirectory() as folder:
+        if had is None:
+            return compared(number, evaluations, Path(folder))
+        return repriced(had, number, evaluations, Path(folder))
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
