@@ -208,8 +208,8 @@ def challenged(number: int, evaluations: int, draws: int, folder: Path) -> dict[
 
 def _simulated(able: list[Plan], on: Evaluator, draw: random.Random) -> list[Found]:
     """Half of the budget by the closed form, a quarter drawn; stages apart are not guessed."""
-    seen = on.promising([p for p in able if on.is_seen(p)], math.inf)
-    found = on.of(seen[: on.budget // 2])
+    guess = on.estimated([p for p in able if on.is_seen(p)])
+    found = on.of(sorted(guess, key=lambda p: guess[p].cost)[: on.budget // 2])
     rest = [p for p in able if p.segments or len(on.cluster.devices_by_kind()) > 1]
     rest = rest or able
     return found + on.of(draw.sample(rest, min(len(rest), on.budget // 4)))
