@@ -230,7 +230,7 @@ class Joint(Planner):
                 best = descend(starts, search.on, search.tell, kind=_kind, late=search.late)
                 search.take(min([best, *search.ordered(best)], key=Found.key))
             for planner in search.methods():
-                search.ask(planner, swept)
+                search.change(search.ask(planner, swept))
         except KeyboardInterrupt:
             stopped = True
             search.take(search.on.best())
@@ -556,15 +556,15 @@ class _Search:
         plan = searched(best.plan, self.workload, self.cluster, work=ORDERED)
         return self.on.of([plan]) if plan else []
 
-    def ask(self, planner: PlacementPlanner | FusionPlanner, swept: Swept) -> None:
-        """Another method, unless its kernels alone take longer than what is known."""
+    def ask(self, planner: PlacementPlanner | FusionPlanner, swept: Swept) -> Planned | None:
+        """What another method finds, unless its kernels alone take longer than what is known."""
         fuses = isinstance(planner, FusionPlanner)  # it shards and recomputes where that is needed
         bound = FUSED * _data_parallel(swept, 2) if fuses else _data_parallel(swept, 0)
         if self.cluster.size == 1 and not fuses:
-            return  # there is nowhere else to place anything
+            return None  # there is nowhere else to place anything
         if (fuses or not self.is_mixed) and not bound < self._least():
             self.failed[planner.name] = "no data-parallel step fits that could be shorter"
-            return
+            return None
         self.progress(f"asking {planner.name}", self._least())
         try:
             one = repredicted(
@@ -572,15 +572,16 @@ class _Search:
             )
         except ForetellError as error:
             self.failed[planner.name] = error.message
-            return
+            return None
         self.looked += one.evaluations
         if self._accepts(one.plan):
             self.best[planner.name] = one
-        if not fuses and not one.stopped:
-            self._changed(one)
+        return None if fuses or one.stopped else one
 
-    def _changed(self, one: Planned) -> None:
+    def change(self, one: Planned | None) -> None:
         """What a placement becomes with other kernels: simulated and kept where it is shorter."""
+        if one is None:
+            return
         self.on.budget += min(len(list(self.on.neighbours(one.plan))), 2 * HEAD) + 4
         start = self.on.of([one.plan])
         if start:

@@ -85,6 +85,7 @@ class Evaluator:
     forms: dict[str, str] = field(default_factory=dict)  # a plan as it is settled, and as asked
     evaluations: int = 0  # plans predicted so far; one that is asked in two ways counts once
     left: set[str] = field(default_factory=set)  # plans, settled, from which moves were tried
+    _settled: dict[Plan, str] = field(default_factory=dict)
 
     @property
     def is_spent(self) -> bool:
@@ -256,15 +257,18 @@ class Evaluator:
 
     def _form(self, plan: Plan) -> str:
         """A plan with all it leaves open settled; empty where it cannot be."""
+        if plan not in self._settled:
+            self._settled[plan] = self._settle(plan)
+        return self._settled[plan]
+
+    def _settle(self, asked: Plan) -> str:
         try:
-            if plan.segments:
-                plan = check(plan, self.workload, self.cluster)
+            plan = check(asked, self.workload, self.cluster) if asked.segments else asked
             inner, _ = settled(plan, self.workload, self.cluster)
-            own = (
-                [one.plan for one in segments(inner, self.workload)] if inner.segments else [inner]
-            )
+            rows = segments(inner, self.workload) if inner.segments else ()
         except ForetellError:
             return ""
+        own = [one.plan for one in rows] or [inner]
         unlike = len({one.zero == 3 for one in own}) > 1
         if unlike or not all(_is_wrapped(one, inner.framework) for one in own):
             return ""
