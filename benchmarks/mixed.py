@@ -2,7 +2,7 @@
 
     python benchmarks/mixed.py -o FOLDER --minutes 20      # runs what is missing, then the tables
     python benchmarks/mixed.py -o FOLDER --minutes 0       # the tables alone
-    python benchmarks/mixed.py -o FOLDER --more            # four and eight ranks
+    python benchmarks/mixed.py -o FOLDER --more            # four ranks
     python benchmarks/mixed.py -o FOLDER --factors         # small batches, factors by the program
 
 Needs the rights of root: network namespaces, and quotas of a core.
@@ -31,7 +31,6 @@ PLACES = (  # links, ranks, shares of a core
 MORE = (  # more ranks: wants as many idle cores
     ("400mbit+100mbit+200mbit+300mbit", 4, "0.6+0.5+0.3+0.2"),
     ("200mbit", 4, "0.6+0.6+0.2+0.2"),
-    ("1gbit+200mbit", 8, "0.7+0.6+0.5+0.4+0.4+0.3+0.3+0.3"),
 )
 MODELS = ("mlp", "wide", "vgg", "bert")
 THREADS = tuple(Setting(m, "200mbit", 2, "1+0.5", "2+1") for m in ("mlp", "vgg"))
