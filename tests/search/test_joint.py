@@ -230,8 +230,8 @@ def test_moves_are_tried_by_the_closed_form_and_those_far_beyond_come_last() -> 
     start = on.of([Plan.parse("dp=4,pp=4,micro_batch=1,global_batch=64")])
     offered = on.estimated(on.new(on.neighbours(start[0].plan)))
     race, least = Race(start, on, None, {}), min(guess.cost for guess in offered.values())
-    race.best = start[0]._replace(cost=least)
-    near, limit = race.ordered(start[0].plan, offered), BEYOND * least
+    race.best, race.lead = start[0]._replace(cost=least), least
+    near, limit = race.ordered(start[0].plan, least, offered), BEYOND * least
     assert near
     assert race.late
     assert all(offered[p].cost <= limit for p in near)

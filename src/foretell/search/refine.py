@@ -110,8 +110,21 @@ class Evaluator:
     def of(self, plans: Sequence[Plan]) -> list[Found]:
         """Those plans that can be and fit, predicted as far as the budget goes."""
         plans = [self.filled(plan) for plan in plans]
-        new = [p for p in dict.fromkeys(plans) if str(p) not in self.known]
-        able, same = self._taken(new)
+        able, same = list[Plan](), dict[str, str]()  # same: another text of a plan that is known
+        for plan in dict.fromkeys(plans):
+            text, form = str(plan), self._form(plan)
+            if text in self.known:
+                continue
+            if not form:
+                self.known[text] = None
+            elif not self.accepts(plan):
+                continue
+            elif form in self.forms:
+                same[text] = self.forms[form]
+            elif not self.is_spent:
+                self.evaluations += 1
+                self.forms[form] = text
+                able.append(plan)
         try:
             found: Sequence[Prediction | None] = predict_many(
                 able, self.workload, self.cluster, advises=False
@@ -124,23 +137,6 @@ class Evaluator:
         return [
             Found(plan, one, self.worth(one)) for plan, one in mine if one is not None and one.fits
         ]
-
-    def _taken(self, new: Sequence[Plan]) -> tuple[list[Plan], dict[str, str]]:
-        """New plans that can be, as far as the budget goes; those another says by another text."""
-        able, same = list[Plan](), dict[str, str]()
-        for plan in new:
-            text, form = str(plan), self._form(plan)
-            if not form:
-                self.known[text] = None
-            elif not self.accepts(plan):
-                continue
-            elif form in self.forms:
-                same[text] = self.forms[form]
-            elif not self.is_spent:
-                self.evaluations += 1
-                self.forms[form] = text
-                able.append(plan)
-        return able, same
 
     def new(self, plans: Iterable[Plan]) -> list[Plan]:
         """Plans that can be and are accepted, of which nothing is known yet."""
@@ -255,13 +251,11 @@ class Evaluator:
         """Whether a plan is one for this model and these machines."""
         return bool(self._form(plan))
 
-    def _form(self, plan: Plan) -> str:
+    def _form(self, asked: Plan) -> str:
         """A plan with all it leaves open settled; empty where it cannot be."""
-        if plan not in self._settled:
-            self._settled[plan] = self._settle(plan)
-        return self._settled[plan]
-
-    def _settle(self, asked: Plan) -> str:
+        if asked in self._settled:
+            return self._settled[asked]
+        self._settled[asked] = ""
         try:
             plan = check(asked, self.workload, self.cluster) if asked.segments else asked
             inner, _ = settled(plan, self.workload, self.cluster)
@@ -269,10 +263,10 @@ class Evaluator:
         except ForetellError:
             return ""
         own = [one.plan for one in rows] or [inner]
-        unlike = len({one.zero == 3 for one in own}) > 1
-        if unlike or not all(_is_wrapped(one, inner.framework) for one in own):
-            return ""
-        return f"{inner} on {plan.placement}"
+        alike = len({one.zero == 3 for one in own}) == 1
+        if alike and all(_is_wrapped(one, inner.framework) for one in own):
+            self._settled[asked] = f"{inner} on {plan.placement}"
+        return self._settled[asked]
 
     def _one(self, plan: Plan) -> Prediction | None:
         try:
@@ -348,9 +342,9 @@ def descend(
     """The best plan that single moves lead to, as far as the budget goes.
 
     Without `kind` from the starts alone; with it, which tells strategies apart, from the best start
-    of each, then from what was met on the way. Moves that provably take longer than the best plan
-    are left out, all others are tried in turn: those that the closed form puts far beyond it, and
-    `late` ones, when nothing else is left. The last part of the budget is for a
+    of each, then from what was met on the way. Moves that provably take longer than the plan they
+    are from are left out, all others are tried in turn: those that the closed form puts far beyond
+    the best, and `late` ones, when nothing else is left. The last part of the budget is for a
     descent from the best plan alone.
     """
     race, whole = Race(list(starts), on, kind, dict(late or {})), on.budget
@@ -367,7 +361,7 @@ def descend(
         if one.moves is None:  # propose, and estimate in batch
             plan = on.leave(one.best.plan)
             offered = on.estimated(on.new(on.neighbours(plan)))
-            one.moves = one.further + race.ordered(plan, offered)
+            one.moves = one.further + race.ordered(plan, one.best.cost, offered)
         found = on.of(one.moves[:BATCHED])  # lower and simulate
         del one.moves[:BATCHED]
         if race.keep(one, found):
@@ -387,6 +381,7 @@ class Race:
 
     def __post_init__(self) -> None:
         self.best = min(self.starts, key=Found.key)
+        self.lead = self.best.cost  # of the descents of this round
         self.firsts = self.starts
         self.seen: set[str] = set()
         if self.kind:
@@ -396,9 +391,10 @@ class Race:
     def next(self) -> Descent | None:
         """Every other turn the descent that is ahead, else the one that had fewest."""
         self.live = [one for one in self.live if one.moves is None or one.moves]
-        near = [one for one in self.live if one.best.cost <= BEYOND * self.best.cost]
+        near = [one for one in self.live if one.best.cost <= BEYOND * self.lead]
         if not near and self.kind:
             near = self.live = self._further()
+            self.lead = min((one.best.cost for one in near), default=self.lead)
         if not near:
             return None
         ahead = min(near, key=lambda one: one.best.key())
@@ -410,6 +406,7 @@ class Race:
     def keep(self, one: Descent, found: Sequence[Found]) -> bool:
         """Take what a turn found; whether that is the best of all."""
         one.keep(found)
+        self.lead = min(self.lead, one.best.cost)
         if one.best.cost >= self.best.cost:
             return False
         self.best = one.best
@@ -442,12 +439,12 @@ class Race:
         self.seen |= set(found)
         return list(found.values())
 
-    def ordered(self, plan: Plan, offered: Mapping[Plan, Guess]) -> list[Plan]:
+    def ordered(self, plan: Plan, cost: float, offered: Mapping[Plan, Guess]) -> list[Plan]:
         """Moves from a plan: the best that changes some fields, then the second best.
 
-        Uneven shares that even their guess puts behind the best plan come late, too.
+        Those that cannot be below its cost are left out.
         """
-        able = {p: guess for p, guess in offered.items() if guess.least < self.best.cost}
+        able = {p: guess for p, guess in offered.items() if guess.least < cost}
         far = {p: guess for p, guess in able.items() if self._is_far(p, guess)}
         near = sorted(able.keys() - far.keys(), key=lambda p: (able[p].cost, str(p)))
         self.late |= far
@@ -462,8 +459,8 @@ class Race:
     def _is_far(self, plan: Plan, guess: Guess) -> bool:
         """Whether a move comes last; a rough guess decides that of uneven shares alone."""
         if self.on.is_seen(plan):
-            return guess.cost > BEYOND * self.best.cost
-        return is_uneven(plan) and guess.cost > self.best.cost
+            return guess.cost > BEYOND * self.lead
+        return is_uneven(plan) and guess.cost > self.lead
 
 
 def neighbours(
