@@ -8,7 +8,6 @@ other. A plan is only as good as the step that `predict` gives it.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -86,6 +85,7 @@ class Evaluator:
     evaluations: int = 0  # plans predicted so far; one that is asked in two ways counts once
     left: set[str] = field(default_factory=set)  # plans, settled, from which moves were tried
     _settled: dict[Plan, str] = field(default_factory=dict)
+    _plans: dict[str, Plan] = field(default_factory=dict)
 
     @property
     def is_spent(self) -> bool:
@@ -94,10 +94,16 @@ class Evaluator:
 
     def ranked(self) -> list[Found]:
         """Every plan predicted so far that fits, the shortest step first."""
-        every = ((Plan.parse(text), one) for text, one in self.known.items() if one)
+        every = ((self._plan(text), one) for text, one in self.known.items() if one)
         return sorted(
             (Found(p, one, self.worth(one)) for p, one in every if one.fits), key=Found.key
         )
+
+    def _plan(self, text: str) -> Plan:
+        """The plan of a text."""
+        if text not in self._plans:
+            self._plans[text] = Plan.parse(text)
+        return self._plans[text]
 
     def worth(self, found: Prediction) -> float:
         """What is made least, of a plan that was predicted."""
@@ -113,6 +119,7 @@ class Evaluator:
         able, same = list[Plan](), dict[str, str]()  # same: another text of a plan that is known
         for plan in dict.fromkeys(plans):
             text, form = str(plan), self._form(plan)
+            self._plans[text] = plan
             if text in self.known:
                 continue
             if not form:
@@ -193,7 +200,7 @@ class Evaluator:
         )
         first, again, last = list[Found](), list[Found](), -1.0
         for cost, text in found:
-            plan, one = Plan.parse(text), self.known[text]
+            plan, one = self._plan(text), self.known[text]
             same, last = cost <= last * (1 + SAME), cost
             if one is not None and cost <= limit and not self.is_left(plan):
                 (again if same else first).append(Found(plan, one, cost))
@@ -413,13 +420,12 @@ class Race:
         return True
 
     def _further(self) -> list[Descent]:
-        """New descents: from strategies met on the way, the next best plans, then all the rest."""
+        """New descents: from strategies met on the way, the next best plans, what is far beyond."""
         near = self.on.untried(BEYOND * self.best.cost)
         starts = self._of_new_kinds(near) or near[:AGAIN]
         starts = starts or [one for one in self.firsts if not self.on.is_left(one.plan)]
         if not starts and (few := self._few_late()):
             return [Descent(self.best, few)]
-        starts = starts or self.on.untried(math.inf)[:AGAIN]
         return [Descent(one) for one in starts]
 
     def _few_late(self) -> list[Plan]:
