@@ -378,3 +378,29 @@ def test_a_cut_that_paid_is_moved_on_first() -> None:
     assert [p.layers for p in _on_from(before, after)] == [(3, 7, 6), (2, 8, 6)]
     assert not list(_on_from(before, after.but(schedule="gpipe")))
     assert not list(_on_from(before.but(layers=(2, 8, 6)), after.but(layers=(1, 9, 6))))
+
+
+def test_experts_that_tensor_parallel_ranks_do_not_split_are_among_the_first_layouts() -> None:
+    moe, cluster = load_workload("qwen3-30b-a3b:layers=4"), load("dgx-a100:nodes=2")
+    asked = {"evaluations": 24, "only": "dp,tp,ep,zero,batch", "fix": "tp=4"}
+    free = Joint(**asked).plan(moe, cluster)
+    split = Joint(**asked | {"fix": "tp=4,etp=0"}).plan(moe, cluster)
+    assert free.plan.etp == 1
+    assert free.predicted < split.predicted
+
+
+def test_a_chain_that_lacks_memory_is_known_to_before_it_is_simulated() -> None:
+    workload, cluster = (
+        load_workload("llama:layers=32,hidden=4096,heads=32"),
+        load("a100-40:gpus=8"),
+    )
+    on = Evaluator(workload, cluster, budget=8)
+    rows = [f"8+{2 * s}-{2 * s + 1}+tp:2+sp:yes+recompute:full+recompute_layers:{n}"
+            for s, n in enumerate((8, 7, 5, 1))]  # fmt: skip
+    much = Plan.parse(f"segments={'/'.join(rows)},micro_batch=4,global_batch=64")
+    texts = [text.replace("+recompute:full", "").partition("+recompute_layers")[0] for text in rows]
+    none = Plan.parse(f"segments={'/'.join(texts)},micro_batch=4,global_batch=64")
+    for plan in (much, none):
+        assert on.chains.fits(plan) == predict(plan, workload, cluster).fits
+    guess = on.estimated(on.new([much, none]))
+    assert [guess[plan].fits for plan in (much, none)] == [True, False]

@@ -384,6 +384,7 @@ class _Search:
 
     def _offered(self, plans: list[Plan], machines: Cluster) -> list[Plan]:
         """Layouts as each framework runs them, compiled and not, those that are accepted."""
+        whole = [p.but(etp=1) for p in plans if p.ep > 1 and p.sp]  # experts that are not split
         if not self.options.framework:  # PyTorch's own, compiled where more than data is split
             free = self.within.is_free("fusion")
             more = [p.but(framework="ddp", compile=free and p.ranks > p.dp)
@@ -393,6 +394,7 @@ class _Search:
                 more += own + [p.but(optimizer_kernels="fused") for p in own if free]
                 more += [p.but(framework=self._usual()) for p in plans if p.zero == 3]
             plans = plans + more
+        plans = plans + whole
         fixed = self.within.fixed or {}
         if "shard" in fixed:
             plans = [p.but(shard=fixed["shard"]) for p in plans if p.zero]

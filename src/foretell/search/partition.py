@@ -33,6 +33,7 @@ import numpy as np
 from foretell import portable
 from foretell.cluster import Cluster, Level
 from foretell.cost.collective import price
+from foretell.errors import ForetellError
 from foretell.plan import Plan
 from foretell.plan.check import RESOLVED
 from foretell.plan.costs import Costs, cell_of, costs, layer_seconds, stage
@@ -350,6 +351,35 @@ class Partitioner:
         hops = [self._hop(a, b) for a, b in pairwise(stages)]
         after = max(self._after(one, row) for one, row in zip(stages, rows, strict=True))
         return _took(each, hops, turns) + after + self._tied(stages, whole)
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether every stage of a pipeline seems to have room; where nothing is known it has."""
+        if self._is_large or plan.groups or plan.sync or plan.stages or not plan.micro_batch:
+            return True
+        try:
+            rows = rows_of(plan, self.workload)
+            whole = common_of(plan, meshes(rows), self.workload)
+            stages = [explicit(mesh, whole, len(rows)) for mesh in meshes(rows)]
+            turns = whole.global_batch // micro_samples(stages[0].plan)
+            ends = np.cumsum([row.blocks for row in rows]).tolist()
+            return all(
+                self._has_room(one, row, end, _in_flight(one.plan, at, turns))
+                for at, (one, row, end) in enumerate(zip(stages, rows, ends, strict=True))
+            )
+        except ForetellError:
+            return True
+
+    def _has_room(self, mesh: Mesh, row: Segment, end: int, flying: int) -> bool:
+        """Whether blocks up to one fit on a stage that holds so many micro-batches at once."""
+        mode, share = row.plan.recompute, (row.plan.recompute_layers or row.blocks) / row.blocks
+        if mesh.plan.shares or row.plan.offload:
+            return True
+        times = self.times[:, end - row.blocks, end]
+        plain, again = self._rated(mesh, "none"), self._rated(mesh, mode)
+        kept = plain.kept + share * (again.kept - plain.kept)
+        held = float(np.sum(times * (plain.state + flying * kept)))
+        held += float(np.max(np.where(times > 0, again.moment, 0.0)))
+        return held <= room(self.cluster.part(mesh.ranks)) / ROUNDING
 
     def _seconds(self, mesh: Mesh, row: Segment, end: int) -> float:
         """Seconds of one micro-batch on a stage, forward and backward."""

@@ -68,6 +68,7 @@ class Guess(NamedTuple):
 
     cost: float
     least: float
+    fits: bool = True  # as far as the closed form knows
 
 
 @dataclass
@@ -155,7 +156,11 @@ class Evaluator:
 
         Stages on unlike devices have a rough guess and no bound.
         """
-        found = {p: Guess(self.roughly(p), 0.0) for p in plans if not self.is_seen(p)}
+        found = {
+            p: Guess(self.roughly(p), 0.0, self.chains.fits(p))
+            for p in plans
+            if not self.is_seen(p)
+        }
         for ranks in dict.fromkeys(p.placement for p in plans):
             machines = self.cluster.subset(ranks) if ranks else self.cluster
             bare = {
@@ -172,9 +177,9 @@ class Evaluator:
                     half = len(some) // 2
                     todo += [some[half:], some[:half]] if half else []
                     continue
-                for p, step, least in zip(some, took.step, at_least(took), strict=True):
-                    whole = bare[p]
-                    found[whole] = Guess(self.cost(p, float(step)), self.cost(p, float(least)))
+                columns = took.step.tolist(), at_least(took).tolist(), took.missing.tolist()
+                for p, step, least, missing in zip(some, *columns, strict=True):
+                    found[bare[p]] = Guess(self.cost(p, step), self.cost(p, least), not missing)
         return found
 
     def roughly(self, plan: Plan) -> float:
@@ -431,9 +436,13 @@ class Race:
     def _few_late(self) -> list[Plan]:
         """The best guesses of those far beyond that could still be ahead."""
         able = [p for p, guess in self.late.items() if guess.least < self.best.cost]
-        few = sorted(self.on.new(able), key=lambda p: (self.late[p].cost, str(p)))[:BATCHED]
+        few = sorted(self.on.new(able), key=self._rank)[:BATCHED]
         self.late = {p: self.late[p] for p in able if p not in few}
         return few
+
+    def _rank(self, plan: Plan) -> tuple[bool, float, str]:
+        guess = self.late[plan]
+        return not guess.fits, guess.cost, str(plan)
 
     def _of_new_kinds(self, plans: Sequence[Found]) -> list[Found]:
         """The first plan of every strategy that had no descent."""
@@ -463,7 +472,12 @@ class Race:
         return sorted(near, key=lambda other: turns[other])
 
     def _is_far(self, plan: Plan, guess: Guess) -> bool:
-        """Whether a move comes last; a rough guess decides that of uneven shares alone."""
+        """Whether a move comes last; a rough guess decides that of uneven shares alone.
+
+        So does one that does not seem to fit.
+        """
+        if not guess.fits:
+            return True
         if self.on.is_seen(plan):
             return guess.cost > BEYOND * self.lead
         return is_uneven(plan) and guess.cost > self.lead
