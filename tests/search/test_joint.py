@@ -404,3 +404,8 @@ def test_a_chain_that_lacks_memory_is_known_to_before_it_is_simulated() -> None:
         assert on.chains.fits(plan) == predict(plan, workload, cluster).fits
     guess = on.estimated(on.new([much, none]))
     assert [guess[plan].fits for plan in (much, none)] == [True, False]
+
+
+def test_fsdp_inside_stages_may_shard_again() -> None:
+    plan = Plan.parse("dp=4,pp=2,zero=3,shard=1,micro_batch=1,global_batch=8,framework=fsdp")
+    assert plan.but(shard=0) in set(neighbours(plan, GPT, load("dgx-a100")))

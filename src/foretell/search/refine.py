@@ -687,6 +687,8 @@ def _state_moves(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
         node = int((cluster.nodes == cluster.nodes[0]).sum()) // max(plan.tp * plan.cp, 1)
         if plan.zero and 1 < node < plan.dp and plan.dp % node == 0:
             yield plan.but(shard=node)
+        if plan.zero == 3 and plan.shard:
+            yield plan.but(shard=0)
         for times in (2.0, 0.5, 4.0):
             yield plan.but(bucket_mb=plan.bucket_mb * times)
         yield plan.but(overlap=True)
