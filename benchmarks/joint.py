@@ -1,7 +1,7 @@
 """The joint search beside planners of one axis and rivals of other systems, case by case.
 
     python benchmarks/joint.py [--evaluations N] [--only TEXT] [--part K/N] [-o FILE] [--print FILE]
-    python benchmarks/joint.py --again [--reprice alpa,galvatron,mist] -o FILE
+    python benchmarks/joint.py --again [--reprice alpa,galvatron,mist] [--workers 12] -o FILE
 
 Every answer is priced by the function that `foretell predict` calls. All methods may simulate as
 many plans (`--evaluations`), placements and FlexFlow's chain 60 times that, at a sixtieth each;
@@ -9,6 +9,8 @@ CPU time and evaluations of each are kept. What a file already has is not run ag
 can be stopped, resumed and shared out; `--print` prints the table and the means of a file.
 `--again` asks every method of the cases of a file anew; those that `--reprice` names keep their
 plan, which is priced as of today (`repriced`). `mixed` and `alike` as TEXT choose by machines.
+With `--workers` every method of every case has a process of its own, the longest first;
+`--from` takes over the answers of another file, made elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import math
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from foretell.cluster import Cluster, load
 from foretell.errors import ForetellError
@@ -30,6 +32,7 @@ from foretell.search.kit import Planner, best_plan, parse, repredicted
 from foretell.workload import Workload
 from foretell.workload import load as load_workload
 from foretell_lab.rivals import RIVALS
+from foretell_lab.workers import answers, peak_mb
 
 BOX = '[[node]]\ncount = {count}\ndevice = "{device}"\ndevices = {devices}\nnic = "{nic}"\n'
 BOXES = {
@@ -107,19 +110,23 @@ def cluster_of(name: str, folder: Path) -> Cluster:
     return load(str(path))
 
 
-def methods(workload: Workload, on: str, many: int) -> dict[str, Planner]:
-    """Every method, with the same budget."""
+def names(on: str) -> list[str]:
+    """Every method that is asked about a cluster."""
+    return ["joint", *SINGLE, *(name for name in RIVALS if name != "metis" or on in MIXED)]
+
+
+def planner_of(name: str, workload: Workload, many: int) -> Planner:
+    """A method with the budget that all have."""
+    if name in RIVALS:
+        return RIVALS[name](evaluations=many)
     climbs = many if op_count(workload) <= OPS * many else 1  # as much as the joint search lets it
-    found = {
-        "joint": parse(f"joint:evaluations={many}"),
-        "oracle": parse(f"oracle:simulate={many}"),
-        "placement": parse(
-            f"placement:strokes={60 * many},polish={10 * many},proposals={60 * many}"
-        ),
-        "fusion": parse(f"fusion:evaluations={climbs}"),
+    texts = {
+        "joint": f"joint:evaluations={many}",
+        "oracle": f"oracle:simulate={many}",
+        "placement": f"placement:strokes={60 * many},polish={10 * many},proposals={60 * many}",
+        "fusion": f"fusion:evaluations={climbs}",
     }
-    some = [name for name in RIVALS if name != "metis" or on in MIXED]
-    return found | {name: RIVALS[name](evaluations=many) for name in some}
+    return parse(texts[name])
 
 
 def answer(planner: Planner, workload: Workload, cluster: Cluster) -> dict[str, Any]:
@@ -136,6 +143,7 @@ def answer(planner: Planner, workload: Workload, cluster: Cluster) -> dict[str, 
         "evaluations": found.evaluations,
         "cpu_s": time.process_time() - began,
         "bound_s": found.bound,
+        "peak_mb": peak_mb(),
     }
     if planner.name == "placement":
         row["baselines"] = {
@@ -153,43 +161,77 @@ def main() -> None:
     parser.add_argument("--part", default="1/1", help="K/N: every N-th case from the K-th on")
     parser.add_argument("--again", action="store_true", help="ask methods that a row has too")
     parser.add_argument("--reprice", default="", help="methods that keep their plan with --again")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0, help="of workers; all the time if 0")
+    parser.add_argument("--from", dest="others", type=Path, help="a file whose answers are taken")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--print", dest="shown", type=Path)
     asked = parser.parse_args()
-    if asked.shown:
-        rows = json.loads(asked.shown.read_text())
-        print("\n".join([*map(_line, rows.values()), *summary(list(rows.values()))]))
-        return
-    path = asked.output
+    path = asked.shown or asked.output
     rows = json.loads(path.read_text()) if path and path.is_file() else {}
+    if asked.others:
+        for name, row in json.loads(asked.others.read_text()).items():
+            rows[name] = rows.get(name, {}) | row
+    elif not asked.shown:
+        _answer_all(rows, asked)
+    if asked.output:
+        asked.output.write_text(json.dumps(rows, indent=1))
+    print("\n".join([*map(_line, rows.values()), *summary(list(rows.values()))]))
+
+
+def _answer_all(rows: dict[str, Any], asked: Any) -> None:
+    """Every answer that is asked for, kept as they come."""
     first, every = map(int, asked.part.split("/"))
     mine = [c for c in CASES if _is_asked(c, asked.only)][first - 1 :: every]
+    questions = [one for case in mine for one in _questions(rows, case, asked)]
+    if asked.workers > 1:
+        questions.sort(key=lambda one: -one.had.get("cpu_s", 60.0))
+    for one, found in answers(_answered, questions, asked.workers, asked.seconds):
+        rows.setdefault(one.case, {"model": one.model, "cluster": one.on})[one.method] = found
+        if asked.output:
+            asked.output.write_text(json.dumps(rows, indent=1))
+        print(one.case, one.method, found.get("step_s"), f"{found['cpu_s']:.1f} CPU-s", flush=True)
+
+
+class Question(NamedTuple):
+    """One method asked about one case."""
+
+    model: str
+    on: str
+    method: str
+    evaluations: int
+    reprices: bool
+    had: dict[str, Any]  # its earlier answer
+
+    @property
+    def case(self) -> str:
+        """The name of the case."""
+        return f"{self.model} on {self.on}"
+
+
+def _questions(rows: dict[str, Any], case: tuple[str, str], asked: Any) -> list[Question]:
+    """What is asked about one case."""
+    row, many = rows.get(" on ".join(case), {}), asked.evaluations
+    chosen = asked.methods.split(",") if asked.methods else names(case[1])
+    return [
+        Question(*case, name, many, name in asked.reprice.split(","), row.get(name, {}))
+        for name in chosen
+        if name in names(case[1]) and (asked.again or name not in row)
+    ]
+
+
+def _answered(asked: Question) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        for model, on in mine:
-            _run(rows, model, on, asked, Path(folder))
-            print(_line(rows[f"{model} on {on}"]), flush=True)
-    print("\n".join(summary(list(rows.values()))))
+        workload, cluster = load_workload(asked.model), cluster_of(asked.on, Path(folder))
+        if asked.had and asked.reprices:
+            return repriced(asked.had, workload, cluster)
+        return answer(planner_of(asked.method, workload, asked.evaluations), workload, cluster)
 
 
 def _is_asked(case: tuple[str, str], only: str) -> bool:
     if only in ("mixed", "alike"):
         return (case[1] in MIXED) == (only == "mixed")
     return only in " on ".join(case)
-
-
-def _run(rows: dict[str, Any], model: str, on: str, asked: Any, folder: Path) -> None:
-    """All methods of one case, kept as they come."""
-    workload, cluster = load_workload(model), cluster_of(on, folder)
-    row = rows.setdefault(f"{model} on {on}", {"model": model, "cluster": on})
-    for name, planner in methods(workload, on, asked.evaluations).items():
-        if asked.methods and name not in asked.methods.split(","):
-            continue
-        if name in row and asked.again and name in asked.reprice.split(","):
-            row[name] = repriced(row[name], workload, cluster)
-        elif name not in row or asked.again:
-            row[name] = answer(planner, workload, cluster)
-        if asked.output:
-            asked.output.write_text(json.dumps(rows, indent=1))
 
 
 def repriced(found: dict[str, Any], workload: Workload, cluster: Cluster) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
     python benchmarks/mixed.py -o FOLDER --minutes 20      # runs what is missing, then the tables
     python benchmarks/mixed.py -o FOLDER --minutes 0       # the tables alone
+    python benchmarks/mixed.py -o FOLDER --more            # four ranks
     python benchmarks/mixed.py -o FOLDER --factors         # small batches, factors by the program
 
 Needs the rights of root: network namespaces, and quotas of a core.
@@ -26,6 +27,10 @@ PLACES = (  # links, ranks, shares of a core
     ("300mbit+50mbit", 2, "0.3+0.3"),
     ("400mbit+100mbit", 2, "0.15+0.5"),
     ("300mbit+100mbit+200mbit", 3, "0.4+0.3+0.15"),
+)
+MORE = (  # more ranks: wants as many idle cores
+    ("400mbit+100mbit+200mbit+300mbit", 4, "0.6+0.5+0.3+0.2"),
+    ("200mbit", 4, "0.6+0.6+0.2+0.2"),
 )
 MODELS = ("mlp", "wide", "vgg", "bert")
 THREADS = tuple(Setting(m, "200mbit", 2, "1+0.5", "2+1") for m in ("mlp", "vgg"))
@@ -56,10 +61,13 @@ def main() -> None:
     asked.add_argument("--minutes", type=float, default=20.0)
     asked.add_argument("--rounds", type=int, default=3)
     asked.add_argument("--steps", type=int, default=5)
+    asked.add_argument("--more", action="store_true")
     asked.add_argument("--factors", action="store_true")
     given = asked.parse_args()
     own = {"program": by_program}
     where, plans = (SMALL, ("proportional", "program")) if given.factors else (settings(), PLANS)
+    if given.more:
+        where = [Setting(model, *place) for place in MORE for model in MODELS]
     if given.minutes:
         for number in (signal.SIGTERM, signal.SIGINT):  # nothing stays behind
             signal.signal(number, stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,13 @@ import pytest
 from foretell.cluster import Cluster, load
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.plan.estimate import estimate
 from foretell.predict import predict
 from foretell.search.joint import Joint, power
 from foretell.search.kit import best_plan, in_order, priced, renamed
 from foretell.search.oracle.planner import Oracle
 from foretell.search.partition import Partitioner, kinds, meshes, pipelines, rows_of
 from foretell.search.placement.planner import PlacementPlanner
-from foretell.search.refine import BEYOND, Evaluator, _on_from, descend, neighbours, race
+from foretell.search.refine import BEYOND, Evaluator, Race, _on_from, descend, neighbours
 from foretell.workload import load as load_workload
 
 GPT = load_workload("gpt:layers=8,hidden=1024,heads=16")
@@ -81,7 +81,7 @@ def test_a_descent_ends_where_no_move_it_tried_is_better(text: str) -> None:
     cluster = load("dgx-a100:nodes=2")
     on = Evaluator(GPT, cluster, budget=60)
     start = on.of([Plan.parse(text)])[0]
-    end = descend(start, on, lambda step: None)
+    end = descend([start], on)
     assert end.step <= start.step
     assert all(one is None or not one.fits or one.step >= end.step for one in on.known.values())
     assert on.evaluations <= 60
@@ -225,16 +225,22 @@ def test_a_schedule_that_needs_more_micro_batches_is_offered_with_smaller_ones()
     assert (found["zb-h1"], found["zb-v"], found["dualpipev"]) == ({4, 2}, {2, 1}, {2, 1})
 
 
-def test_moves_are_tried_by_the_closed_form_and_none_that_it_puts_far_beyond() -> None:
+def test_moves_are_tried_by_the_closed_form_and_those_far_beyond_come_last() -> None:
     on = Evaluator(GPT, load("dgx-a100:nodes=2"), budget=10)
-    plan = Plan.parse("dp=4,pp=4,micro_batch=1,global_batch=64")
-    every = on.promising(neighbours(plan, GPT, on.cluster), float("inf"))
-    took = estimate(every, GPT, on.cluster).step.tolist()
-    assert took == sorted(took)
-    near = on.promising(neighbours(plan, GPT, on.cluster), took[3])
-    assert near == every[: len(near)]
-    assert 4 <= len(near) < len(every)
-    assert not on.known
+    start = on.of([Plan.parse("dp=4,pp=4,micro_batch=1,global_batch=64")])
+    offered = on.estimated(on.new(on.neighbours(start[0].plan)))
+    race, least = Race(start, on, None, {}), min(guess.cost for guess in offered.values())
+    race.best, race.lead = start[0]._replace(cost=least), least
+    near, limit = race.ordered(start[0].plan, least, offered), BEYOND * least
+    assert near
+    assert race.late
+    assert all(offered[p].cost <= limit for p in near)
+    assert all(offered[p].cost > limit for p in race.late)
+    left_out = offered.keys() - set(near) - race.late.keys()
+    assert left_out
+    assert all(offered[p].least >= least for p in left_out)
+    guesses = [offered[p].cost for p in race._few_late()]
+    assert guesses == sorted(guesses)
 
 
 def test_a_race_gives_every_start_a_turn_that_is_not_far_behind() -> None:
@@ -244,11 +250,36 @@ def test_a_race_gives_every_start_a_turn_that_is_not_far_behind() -> None:
     starts = on.of([Plan.parse(f"{text},{more}") for text in texts])
     first, near, far = starts
     assert first.step < near.step < BEYOND * first.step < far.step
-    end = race(starts, on, lambda step: None)
+    end = descend(starts, on)
     assert end.step <= first.step
     assert on.is_left(near.plan)
     assert not on.is_left(far.plan)
     assert on.evaluations <= 60
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_no_plan_is_simulated_below_the_bound_that_leaves_plans_out(number: int) -> None:
+    draw = random.Random(number)
+    heads, gpus = draw.choice((4, 12, 16)), draw.choice((2, 4, 6, 8))
+    model = load_workload(
+        f"gpt:layers={draw.choice((2, 3, 5))},hidden={64 * heads},heads={heads},"
+        f"seq={draw.choice((256, 1024))},vocab={draw.choice((1000, 32768))}"
+    )
+    nodes = draw.choice(("a100-80", "h100", "a100-40"))
+    cluster = load(f"{nodes}:gpus={gpus}")
+    on = Evaluator(model, cluster, budget=24)
+    start = Plan(dp=gpus, micro_batch=1, global_batch=gpus * draw.choice((1, 4)))
+    plans = [start]
+    for _ in range(60):  # a walk of random moves
+        near = [p for p in on.neighbours(draw.choice(plans)) if on.is_seen(p)]
+        plans.append(draw.choice(near))
+    new = on.new(plans)
+    guess = on.estimated(draw.sample(new, min(len(new), on.budget)))
+    on.of(list(guess))
+    simulated = {p: on.known[str(p)] for p in guess if on.known.get(str(p))}
+    assert len(simulated) > 8
+    for plan, one in simulated.items():
+        assert guess[plan].least <= one.step, plan
 
 
 def test_a_plan_that_fits_is_not_asked_to_run_more_again() -> None:
@@ -339,7 +370,7 @@ def test_a_placement_without_a_micro_batch_is_changed_too(tmp_path: Path) -> Non
     on = Evaluator(GPT, cluster, budget=20)
     shares = (10,) * 4 + (3,) * 8
     start = on.of([Plan(dp=12, global_batch=64, shares=shares, framework="ddp")])
-    assert descend(start[0], on, lambda step: None).step <= start[0].step
+    assert descend(start, on).step <= start[0].step
 
 
 def test_a_cut_that_paid_is_moved_on_first() -> None:
@@ -347,3 +378,34 @@ def test_a_cut_that_paid_is_moved_on_first() -> None:
     assert [p.layers for p in _on_from(before, after)] == [(3, 7, 6), (2, 8, 6)]
     assert not list(_on_from(before, after.but(schedule="gpipe")))
     assert not list(_on_from(before.but(layers=(2, 8, 6)), after.but(layers=(1, 9, 6))))
+
+
+def test_experts_that_tensor_parallel_ranks_do_not_split_are_among_the_first_layouts() -> None:
+    moe, cluster = load_workload("qwen3-30b-a3b:layers=4"), load("dgx-a100:nodes=2")
+    asked = {"evaluations": 24, "only": "dp,tp,ep,zero,batch", "fix": "tp=4"}
+    free = Joint(**asked).plan(moe, cluster)
+    split = Joint(**asked | {"fix": "tp=4,etp=0"}).plan(moe, cluster)
+    assert free.plan.etp == 1
+    assert free.predicted < split.predicted
+
+
+def test_a_chain_that_lacks_memory_is_known_to_before_it_is_simulated() -> None:
+    workload, cluster = (
+        load_workload("llama:layers=32,hidden=4096,heads=32"),
+        load("a100-40:gpus=8"),
+    )
+    on = Evaluator(workload, cluster, budget=8)
+    rows = [f"8+{2 * s}-{2 * s + 1}+tp:2+sp:yes+recompute:full+recompute_layers:{n}"
+            for s, n in enumerate((8, 7, 5, 1))]  # fmt: skip
+    much = Plan.parse(f"segments={'/'.join(rows)},micro_batch=4,global_batch=64")
+    texts = [text.replace("+recompute:full", "").partition("+recompute_layers")[0] for text in rows]
+    none = Plan.parse(f"segments={'/'.join(texts)},micro_batch=4,global_batch=64")
+    for plan in (much, none):
+        assert on.chains.fits(plan) == predict(plan, workload, cluster).fits
+    guess = on.estimated(on.new([much, none]))
+    assert [guess[plan].fits for plan in (much, none)] == [True, False]
+
+
+def test_fsdp_inside_stages_may_shard_again() -> None:
+    plan = Plan.parse("dp=4,pp=2,zero=3,shard=1,micro_batch=1,global_batch=8,framework=fsdp")
+    assert plan.but(shard=0) in set(neighbours(plan, GPT, load("dgx-a100")))

@@ -1,6 +1,7 @@
 """Plans drawn at random against the joint search, on questions drawn at random.
 
     python -m foretell_lab.challenge [--questions 30] [--first 0] [--evaluations 200] [--draws 1500]
+                                     [--workers 12] [-o FILE]
 
 A question is a model, a cluster (alike, or of two or three kinds of device) and a batch, drawn from
 its number. Drawn plans have any degrees, micro-batch, ZeRO, sharding group, recompute of any number
@@ -14,6 +15,7 @@ of them is shorter.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import tempfile
@@ -33,6 +35,7 @@ from foretell.search.partition import kinds
 from foretell.search.refine import Evaluator, Found
 from foretell.workload import Workload
 from foretell.workload import load as load_workload
+from foretell_lab.workers import answers
 
 MODELS = (
     "gpt:layers={n},hidden={h},heads=16,seq={s}", "llama:layers={n},hidden={h},heads=16,seq={s}",
@@ -45,6 +48,7 @@ NICS = ("ethernet-25g", "ethernet-100g", "infiniband-hdr")
 BOX = '[[node]]\ncount = {count}\ndevice = "{device}"\ndevices = {many}\nnic = "{nic}"\n'
 FRAMEWORKS = (("", False), ("ddp", False), ("ddp", True), ("fsdp", False), ("fsdp", True))
 WALK = 3  # moves of a walk
+LOST = 1 + 1e-9  # of a drawn plan's step: a longer answer is lost
 
 
 def drawn(number: int, folder: Path) -> tuple[Workload, Cluster, int, str]:
@@ -204,8 +208,8 @@ def challenged(number: int, evaluations: int, draws: int, folder: Path) -> dict[
 
 def _simulated(able: list[Plan], on: Evaluator, draw: random.Random) -> list[Found]:
     """Half of the budget by the closed form, a quarter drawn; stages apart are not guessed."""
-    seen = on.promising([p for p in able if on.is_seen(p)], math.inf)
-    found = on.of(seen[: on.budget // 2])
+    guess = on.estimated([p for p in able if on.is_seen(p)])
+    found = on.of(sorted(guess, key=lambda p: guess[p].cost)[: on.budget // 2])
     rest = [p for p in able if p.segments or len(on.cluster.devices_by_kind()) > 1]
     rest = rest or able
     return found + on.of(draw.sample(rest, min(len(rest), on.budget // 4)))
@@ -231,24 +235,54 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--evaluations", type=int, default=200)
     parser.add_argument("--draws", type=int, default=1500)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0, help="of workers; all the time if 0")
+    parser.add_argument("-o", "--output", type=Path, help="a file of rows: those it has are left")
     asked = parser.parse_args()
-    lost, every = 0, 0
+    rows = json.loads(asked.output.read_text()) if asked.output and asked.output.is_file() else {}
+    left = [
+        (number, asked.evaluations, asked.draws)
+        for number in range(asked.first, asked.first + asked.questions)
+        if str(number) not in rows
+    ]
+    if asked.workers > 1:
+        left.sort(key=_size, reverse=True)
+    for (number, *_), row in answers(_row, left, asked.workers, asked.seconds):
+        rows[str(number)] = row
+        print("\n".join(_lines(number, row)), flush=True)
+        if asked.output:
+            asked.output.write_text(json.dumps(rows, indent=1))
+    every = [row["ratio"] for row in rows.values() if "ratio" in row]
+    lost = [ratio for ratio in every if ratio > LOST]
+    print(
+        f"{len(every)} questions, {len(lost)} lost to a plan drawn at random, "
+        f"{sum(ratio > 1.03 for ratio in lost)} by more than 3 %"
+    )
+
+
+def _size(asked: tuple[int, int, int]) -> int:
+    """What the time of a question goes by, roughly."""
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(asked.first, asked.first + asked.questions):
-            try:
-                row = challenged(number, asked.evaluations, asked.draws, Path(folder))
-            except ForetellError as error:
-                print(f"{number:4d} {error.message}", flush=True)
-                continue
-            every, lost = every + 1, lost + (row["ratio"] > 1 + 1e-9)
-            print(
-                f"{number:4d} {row['ratio']:.4f} {row['cpu_s']:.1f} CPU-s {row['question']}",
-                flush=True,
-            )
-            if row["ratio"] > 1 + 1e-9:
-                print(f"     found {row['found_s']:.5g} {row['found']}")
-                print(f"     drawn {row['drawn_s']:.5g} {row['drawn']}", flush=True)
-    print(f"{every} questions, {lost} lost to a plan drawn at random")
+        workload, cluster, _, _ = drawn(asked[0], Path(folder))
+    return len(workload.layers) * (1 + len(cluster.devices_by_kind())) * cluster.size
+
+
+def _row(asked: tuple[int, int, int]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return challenged(*asked, Path(folder))
+        except ForetellError as error:
+            return {"error": error.message}
+
+
+def _lines(number: int, row: dict[str, Any]) -> list[str]:
+    """A row, and both plans where the search lost."""
+    if "error" in row:
+        return [f"{number:4d} {row['error']}"]
+    told = [f"{number:4d} {row['ratio']:.4f} {row['cpu_s']:.1f} CPU-s {row['question']}"]
+    if row["ratio"] > LOST:
+        told += [f"     {name} {row[f'{name}_s']:.5g} {row[name]}" for name in ("found", "drawn")]
+    return told
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """The joint search beside every plan there is, on small random cases.
 
     python -m foretell_lab.exhaustive [--cases 100] [--first 0] [--evaluations 100] [-o FILE]
-    python -m foretell_lab.exhaustive --again -o FILE
+    python -m foretell_lab.exhaustive --again [--workers 12] -o FILE
 
 A case is a small language model, a few devices (alike, or of two kinds) and a batch, drawn from its
 number: two to four devices below LARGER, four or eight alike from there on. Its plans are all
 products of degrees, micro-batches, ZeRO and sharding groups, recompute by block, sequence
 parallelism, schedules, cuts of the blocks, frameworks, compiled or not, optimizer kernels, offload;
 on two kinds of device also stages with meshes of their own. Simulated is every plan but those that
-cannot be the best: where the closed form sees the devices that the simulation sees, plans it puts
-MARGIN above the best so far (`over` says by how much it exceeded a simulation at the most);
+cannot be the best: where the closed form sees the devices that the simulation sees, plans whose
+busiest stage and update alone take longer than the best so far (`at_least`, a tested lower bound);
 elsewhere fused optimizers where the rest of the step alone takes longer; recompute and offload
 where every plan fits without. The search may simulate `--evaluations`. Placements and single fused
 ops are left out on both sides. `--again` asks the search anew and prices the best plans of the file
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import tempfile
 from collections.abc import Iterator
@@ -30,17 +31,16 @@ from typing import Any
 
 from foretell.cluster import Cluster, load
 from foretell.plan import Plan
-from foretell.plan.estimate import estimate
 from foretell.plan.order import FAMILIES, ONE_CHUNK
 from foretell.plan.plan import Segment, written
 from foretell.search.joint import Joint
 from foretell.search.refine import Evaluator, Found
 from foretell.workload import Workload
 from foretell.workload import load as load_workload
+from foretell_lab.workers import answers
 
 DEVICES = ("a100-80", "a100-40", "v100-16", "h100", "t4")
 AXES = "dp,tp,pp,cp,ep,zero,recompute,batch,schedule,offload,fusion"
-MARGIN = 1.3  # of the best step so far: plans whose closed form is above are not simulated
 NEXT = 24  # plans of a case that its row keeps, best first, so that they can be priced again
 BATCH = 48  # plans simulated before the best so far is looked at again
 BOX = '[[node]]\ncount = 1\ndevice = "{device}"\ndevices = {many}\nnic = "{nic}"\n'
@@ -185,6 +185,7 @@ class Everything:
     cluster: Cluster
     plans: int = 0  # looked at
     over: float = 0.0  # closed form above the simulation, at the most
+    tight: float = 0.0  # lower bound over the simulation, at the most
 
     def best(self, batch: int) -> list[Found]:
         """The plans that were simulated and fit, the shortest step first."""
@@ -214,16 +215,14 @@ class Everything:
     def _by_closed_form(self, plans: list[Plan]) -> list[Found]:
         able = [plan for plan in plans if self.on.can_be(plan)]
         able += [plan.but(optimizer_kernels="fused") for plan in able]
-        guess = dict(zip(able, estimate(able, self.workload, self.cluster).step, strict=True))
-        order, found, least = sorted(able, key=lambda p: (guess[p], str(p))), [], float("inf")
+        guess = self.on.estimated(able)
+        order, found, least = sorted(guess, key=lambda p: (guess[p].cost, str(p))), [], math.inf
         for at in range(0, len(order), BATCH):
-            some = [plan for plan in order[at : at + BATCH] if guess[plan] <= MARGIN * least]
-            if not some:
-                break
-            new = self.on.of(some)
+            new = self.on.of([p for p in order[at : at + BATCH] if guess[p].least < least])
             found += new
             least = min([least, *(one.step for one in new)])
-            self.over = max([self.over, *(guess[f.plan] / f.step - 1 for f in new)])
+            self.over = max([self.over, *(guess[f.plan].cost / f.step - 1 for f in new)])
+            self.tight = max([self.tight, *(guess[f.plan].least / f.step for f in new)])
         return found
 
 
@@ -242,6 +241,7 @@ def compared(number: int, evaluations: int, folder: Path) -> dict[str, Any]:
         "plans": every.plans,
         "simulated": every.on.evaluations,
         "over": every.over,
+        "tight": every.tight,
         "best_s": best[0].step,
         "best": str(best[0].plan),
         "next": [str(one.plan) for one in best[1:NEXT]],
@@ -284,26 +284,36 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--evaluations", type=int, default=100)
     parser.add_argument("--again", action="store_true", help="ask the search anew, as the file")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0, help="of workers; all the time if 0")
     parser.add_argument("-o", "--output", type=Path)
     asked = parser.parse_args()
     rows = json.loads(asked.output.read_text()) if asked.output and asked.output.is_file() else {}
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(asked.first, asked.first + asked.cases):
-            had = rows.get(str(number))
-            if (had is None) != asked.again:
-                rows[str(number)] = row = (
-                    compared(number, asked.evaluations, Path(folder))
-                    if had is None
-                    else repriced(had, number, asked.evaluations, Path(folder))
-                )
-                print(
-                    f"{number:4d} {row['ratio']:.4f} of {row['plans']} plans, "
-                    f"{row['simulated']} simulated, {row['case']}",
-                    flush=True,
-                )
-                if asked.output:
-                    asked.output.write_text(json.dumps(rows, indent=1))
+    cases = [
+        (number, asked.evaluations, rows.get(str(number)))
+        for number in range(asked.first, asked.first + asked.cases)
+        if (str(number) in rows) == asked.again
+    ]
+    if asked.workers > 1:
+        cases.sort(key=lambda case: -case[2]["simulated"] if case[2] else 0)
+    for (number, *_), row in answers(_row, cases, asked.workers, asked.seconds):
+        rows[str(number)] = row
+        print(
+            f"{number:4d} {row['ratio']:.4f} of {row['plans']} plans, "
+            f"{row['simulated']} simulated, {row['case']}",
+            flush=True,
+        )
+        if asked.output:
+            asked.output.write_text(json.dumps(rows, indent=1))
     print(summary(list(rows.values())))
+
+
+def _row(case: tuple[int, int, dict[str, Any] | None]) -> dict[str, Any]:
+    number, evaluations, had = case
+    with tempfile.TemporaryDirectory() as folder:
+        if had is None:
+            return compared(number, evaluations, Path(folder))
+        return repriced(had, number, evaluations, Path(folder))
 
 
 def summary(rows: list[dict[str, Any]]) -> str:

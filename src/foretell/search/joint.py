@@ -9,8 +9,8 @@
        one thing at a time again
 
 Every plan is priced by the one evaluator (→ `foretell.search.kit`), so that the answer is
-never slower than that of any single planner. `.bound` says what no plan can be below, and why the
-answer is what it is.
+never slower than that of any single planner. The answer says what no plan can be below
+(`lower_bound`), and why it is what it is (`reasons`).
 
 What a search may choose: `--only` names the axes it is free in, `--fix` the fields that are set.
 
@@ -22,8 +22,9 @@ micro-batch are always free: something has to use the devices and divide the bat
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -33,25 +34,27 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from foretell import spec
-from foretell.cluster import Cluster
+from foretell.cluster import Cluster, Device
 from foretell.errors import ForetellError, InfeasibleError, InputError, unknown
 from foretell.graph.groups import ranks_of
 from foretell.plan import Plan
-from foretell.plan.costs import with_cuts
+from foretell.plan.check import check
+from foretell.plan.costs import USABLE, costs, with_cuts
 from foretell.plan.framework import framework_of, resolved
+from foretell.plan.layer_cost import Array
+from foretell.plan.layer_cost import layouts as columns
 from foretell.plan.order import FAMILIES
 from foretell.plan.plan import OWN, segments
 from foretell.plan.unsupported import unsupported
 from foretell.predict import Prediction
+from foretell.predict.predict import EIGHTY_PERCENT
 from foretell.search import partition
-from foretell.search.bound import lower_bound, next_best, reasons
 from foretell.search.fusion.planner import FusionPlanner
 from foretell.search.kit import Planned, Planner, Progress, repredicted, silent
-from foretell.search.oracle.scale import per_node
-from foretell.search.oracle.space import Space, Swept, layouts, strategy, sweep
+from foretell.search.oracle.space import Space, Swept, layouts, per_node, strategy, sweep
 from foretell.search.partition import Partitioner, divisors, meshes, rows_of
 from foretell.search.placement.planner import PlacementPlanner
-from foretell.search.refine import BEYOND, Evaluator, Found, descend, race, share_moves, unsharded
+from foretell.search.refine import BEYOND, Evaluator, Found, Guess, descend, share_moves, unsharded
 from foretell.search.schedule.find import searched, solved
 from foretell.search.schedule.model import branches, model
 from foretell.workload import Workload
@@ -86,7 +89,6 @@ _PLAIN = Plan()
 ALTERNATIVES = 4  # next-best plans that an answer names
 WIDE = 64  # devices: with more of them, tensor-parallel ranks share a node if any layout fits
 PARTITIONED = 40  # pipelines of which blocks and recompute are split by the dynamic program
-AGAIN = 3  # next-best plans that begin a descent together, when every strategy had one
 APART = 5  # sizes of a micro-batch that branches on ranks of their own are tried with
 ORDERED = 2.0  # seconds of work, about CPU seconds, for the order of a pipeline's stages
 SHORT = 20  # evaluations of fusions of large steps
@@ -175,8 +177,18 @@ def _same(plan: Plan, name: str, value: Any) -> bool:
     return bool(getattr(plan, name) == value)
 
 
+SLACK = 0.97  # sizes of a micro-batch between those that were priced may do a little better
+MOST = 256  # ways to split a layer that are priced
+FULL = 0.9  # of the usable memory: beyond that it decides what else could be chosen
+SAME = 0.005  # of a step: plans closer than that are no alternative worth a word
+_SPENT = {
+    "compute_s": "compute",
+    "exchange_s": "TP/CP/EP communication",
+    "reduce_s": "gradient reduction",
+    "update_s": "the optimizer step",
+    "idle_s": "pipeline bubbles and waiting",
+}
 HEAD = 6  # plans of every kind simulated before the best of all is looked at
-LAST = 0.15  # of the evaluations, for a descent from the best plan alone when others have ended
 LAYOUTS, CHAINS, UNLIKE, PARTS = 0.3, 0.1, 0.15, 0.1  # of the evaluations, before any descent
 
 
@@ -201,7 +213,33 @@ class Joint(Planner):
 
     def plan(self, workload: Workload, cluster: Cluster, progress: Progress = silent) -> Planned:
         """The plan with the shortest predicted step."""
-        return _Search(self, workload, cluster, progress).found()
+        search = _Search(self, workload, cluster, progress)
+        swept, stopped = search.swept(), False
+        try:
+            offers = [
+                search.layouts(swept), search.partitioned(swept), *search.fewer_devices(),
+                search.unlike(),
+            ]  # fmt: skip
+            starts = search.started(offers)
+            starts += search.uneven(swept, starts)
+            starts += search.on.of(list(search.branches_apart()))
+            if starts:
+                best = descend(starts, search.on, search.tell, kind=_kind, late=search.late)
+                search.take(min([best, *search.ordered(best)], key=Found.key))
+            for planner in search.methods():
+                search.change(search.ask(planner, swept))
+        except KeyboardInterrupt:
+            stopped = True
+            search.take(search.on.best())
+            if not search.best:
+                raise
+        finally:
+            if self.resume:
+                search.on.save(Path(self.resume))
+        search.require_found()
+        bound = lower_bound(swept.plans, workload, cluster, search.batch)
+        found = search.answer(swept, bound)
+        return replace(found, stopped=stopped or found.stopped)
 
 
 @dataclass
@@ -215,6 +253,7 @@ class _Search:
     best: dict[str, Planned] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     looked: int = 0
+    late: dict[Plan, Guess] = field(default_factory=dict)  # offers far beyond the best
 
     def __post_init__(self) -> None:
         self.began = time.process_time()
@@ -262,44 +301,25 @@ class _Search:
         precision = plan.precision or halves.get(dtype, dtype)
         return plan.but(framework=name, precision=precision)
 
-    def found(self) -> Planned:
-        """Everything, in turn; the shortest step of all, or of those seen before Ctrl-C."""
-        swept, stopped = self._swept(), False
-        try:
-            self._searched(swept)
-        except KeyboardInterrupt:
-            stopped = True
-            self._take(self.on.best())
-            if not self.best:
-                raise
-        finally:
-            if self.options.resume:
-                self.on.save(Path(self.options.resume))
+    def tell(self, step: float) -> None:
+        """Progress of a descent."""
+        self.progress("descent", step)
+
+    def require_found(self) -> None:
+        """Raise where no method has a plan that fits."""
         if not self.best:
             raise InfeasibleError(
                 next(iter(self.failed.values()), "no layout fits"),
                 hint="more devices, a smaller batch, or offload=yes",
             )
-        found = self._planned(swept)
-        return replace(found, stopped=stopped or found.stopped)
 
-    def _searched(self, swept: Swept) -> None:
-        starts = self._started(
-            [
-                self._layouts(swept), self._partitioned(swept), *self._fewer_devices(),
-                self._unlike(),
-            ]
-        )  # fmt: skip
-        least = min((one.cost for one in starts), default=float("inf"))
-        starts += self.on.of([plan for guess, plan in self._uneven(swept) if guess <= least][:HEAD])
-        starts += self.on.of(list(self._branches_apart()))
-        if starts:
-            self._descended(starts)
+    def methods(self) -> Iterator[PlacementPlanner | FusionPlanner]:
+        """The methods of TAG and DisCo, where their axes are free and nobody stopped one."""
         for axis, planner in (("placement", self._placing()), ("fusion", self._fusing())):
-            if self.within.is_free(axis) and self.within.is_free("sync"):
-                self._asked(planner, swept)
             if any(one.stopped for one in self.best.values()):
                 return
+            if self.within.is_free(axis) and self.within.is_free("sync"):
+                yield planner
 
     def _placing(self) -> PlacementPlanner:
         many = self.options.evaluations
@@ -316,7 +336,7 @@ class _Search:
         many, budget = op_count(self.workload), self.options.evaluations
         return FusionPlanner(evaluations=budget if many <= OPS * budget else SHORT)
 
-    def _take(self, best: Found | None, name: str = "joint") -> None:
+    def take(self, best: Found | None, name: str = "joint") -> None:
         """Keep the best of the plans that were simulated here."""
         if best is None:
             return
@@ -328,7 +348,7 @@ class _Search:
             found, others,
         )  # fmt: skip
 
-    def _swept(self) -> Swept:
+    def swept(self) -> Swept:
         """Every layout in closed form."""
         plans = self._offered(self._plain_layouts(self.cluster), self.cluster)
         self.progress(f"{len(plans)} layouts", float("nan"))
@@ -364,6 +384,7 @@ class _Search:
 
     def _offered(self, plans: list[Plan], machines: Cluster) -> list[Plan]:
         """Layouts as each framework runs them, compiled and not, those that are accepted."""
+        whole = [p.but(etp=1) for p in plans if p.ep > 1 and p.sp]  # experts that are not split
         if not self.options.framework:  # PyTorch's own, compiled where more than data is split
             free = self.within.is_free("fusion")
             more = [p.but(framework="ddp", compile=free and p.ranks > p.dp)
@@ -373,6 +394,7 @@ class _Search:
                 more += own + [p.but(optimizer_kernels="fused") for p in own if free]
                 more += [p.but(framework=self._usual()) for p in plans if p.zero == 3]
             plans = plans + more
+        plans = plans + whole
         fixed = self.within.fixed or {}
         if "shard" in fixed:
             plans = [p.but(shard=fixed["shard"]) for p in plans if p.zero]
@@ -394,20 +416,20 @@ class _Search:
         asked = resolved(plan, self.workload.most("tp") > 1, self.workload.dtype)
         return framework_of(asked.framework).kernels == "eager"
 
-    def _started(self, offered: list[Offers]) -> list[Found]:
+    def started(self, offered: list[Offers]) -> list[Found]:
         """The first plans of every kind simulated, then others that could be near the best."""
         found = self.on.of([plan for one in offered for _, plan in one[:HEAD]])
         for one in offered:
             for at in range(HEAD, len(one), HEAD):
                 least = min((got.cost for got in found), default=float("inf"))
                 seen = {_kind(got.plan) for got in found}
-                found += self.on.of([
-                    plan for guess, plan in one[at : at + HEAD]
-                    if self.on.cost(plan, guess) <= BEYOND * least or _kind(plan) not in seen
-                ])  # fmt: skip
+                some = {plan: self.on.cost(plan, guess) for guess, plan in one[at : at + HEAD]}
+                near = [p for p in some if some[p] <= BEYOND * least or _kind(p) not in seen]
+                self.late |= {p: Guess(some[p], 0.0) for p in some if p not in near}
+                found += self.on.of(near)
         return sorted(found, key=Found.key)
 
-    def _layouts(self, swept: Swept) -> Offers:
+    def layouts(self, swept: Swept) -> Offers:
         """The best layouts, and the best of every strategy."""
         order = ranked(swept)
         if not order:
@@ -420,7 +442,7 @@ class _Search:
         chosen = _apart(swept, order, int(self.on.budget * LAYOUTS))
         return _offers(swept, chosen)
 
-    def _partitioned(self, swept: Swept) -> Offers:
+    def partitioned(self, swept: Swept) -> Offers:
         """Pipelines with blocks and recompute stage by stage, the most promising."""
         chosen = _without_recompute(swept)[:PARTITIONED]
         if not chosen or not (self.within.is_free("recompute") or self.within.is_free("pp")):
@@ -442,7 +464,7 @@ class _Search:
         ordered = sorted(offered.values(), key=lambda one: (one[0], str(one[1])))
         return ordered[: int(self.on.budget * CHAINS)]
 
-    def _unlike(self) -> Offers:
+    def unlike(self) -> Offers:
         """Pipelines over unlike devices, the most promising."""
         free = self.within.is_free("placement") and self.within.is_free("pp")
         if not (free and self.is_mixed) or self.workload.num_blocks < 2:
@@ -460,21 +482,23 @@ class _Search:
         self.progress(f"{len(offered)} pipelines of unlike stages", self._least())
         return offered[: int(self.on.budget * UNLIKE)]
 
-    def _uneven(self, swept: Swept) -> Offers:
-        """Layouts whose replicas on unlike devices have samples by their speed."""
+    def uneven(self, swept: Swept, starts: list[Found]) -> list[Found]:
+        """Layouts whose replicas on unlike devices have samples by their speed, if those gain."""
         if not (self.is_mixed and self.within.is_free("placement")):
             return []
         spare = [i for i in ranked(swept) if swept.plans[i].dp > 1 and swept.plans[i].chunks == 1]
-        found: dict[str, tuple[float, Plan]] = {}
+        found: dict[Plan, float] = {}
         for i in _apart(swept, spare, PARTITIONED):
             for other in self._spread(swept.plans[i]):
                 for one in share_moves(other, self.on.chains):
                     if self._accepts(one):
-                        found[str(one)] = self.on.roughly(one), one
+                        found[one] = self.on.roughly(one)
         self.looked += len(found)
-        return sorted(found.values(), key=lambda one: (one[0], str(one[1])))
+        least = min((one.cost for one in starts), default=float("inf"))
+        near = [p for p in found if found[p] <= least]
+        return self.on.of(sorted(near, key=lambda p: (found[p], str(p)))[:HEAD])
 
-    def _branches_apart(self) -> Iterator[Plan]:
+    def branches_apart(self) -> Iterator[Plan]:
         """Branches of a model side by side on ranks of their own, as each program runs them."""
         free = all(self.within.is_free(axis) for axis in ("placement", "pp", "schedule"))
         ways = branches(self.workload)[1] if free and self.cluster.size <= WIDE else []
@@ -504,7 +528,7 @@ class _Search:
             dealt = [r[s * n : (s + 1) * n] for s in range(plan.pp) for r, n in pairs]
             yield plan.but(layers=(), placement=tuple(rank for some in dealt for rank in some))
 
-    def _fewer_devices(self) -> Iterator[Offers]:
+    def fewer_devices(self) -> Iterator[Offers]:
         """The best layouts on the fastest kinds of device, or for energy on fewer nodes."""
         if not self.within.is_free("placement"):
             return
@@ -526,43 +550,7 @@ class _Search:
     def _least(self) -> float:
         return min((one.predicted for one in self.best.values()), default=float("nan"))
 
-    def _descended(self, starts: list[Found]) -> None:
-        """Descents from the best start of each strategy, as far as the budget goes."""
-        ranked = sorted(starts, key=Found.key)
-        firsts: dict[str, Found] = {}
-        for one in ranked:
-            firsts.setdefault(_kind(one.plan), one)
-        best, starts, seen = ranked[0], list(firsts.values()), set(firsts)
-        budget, self.on.budget = self.on.budget, int(self.on.budget * (1 - LAST))
-        while starts and not self.on.is_spent:
-            best = self._raced(starts, best)
-            behind = [one for one in firsts.values() if not self.on.is_left(one.plan)]
-            starts = self._further(seen) or behind
-        self.on.budget = budget
-        best = self._raced([best], best)
-        while (starts := self._further(seen)) and not self.on.is_spent:
-            best = self._raced(starts, best)
-        self._take(min([best, *self._ordered(best)], key=Found.key))
-
-    def _raced(self, starts: list[Found], best: Found) -> Found:
-        """The best plan so far and of what single moves from some others lead to."""
-        self.progress(f"descent from {len(starts)} plans", best.step)
-        end = race(starts, self.on, lambda step: self.progress("descent", step))
-        return min(best, end, key=Found.key)
-
-    def _further(self, seen: set[str]) -> list[Found]:
-        """Starts while the budget lasts: the best of strategies met on the way, then the next best.
-
-        Strategies that had a descent are kept in mind.
-        """
-        plans, new = self.on.untried(), dict[str, Found]()
-        for one in plans:
-            if _kind(one.plan) not in seen:
-                new.setdefault(_kind(one.plan), one)
-        seen |= set(new)
-        return list(new.values()) or plans[:AGAIN]
-
-    def _ordered(self, best: Found) -> list[Found]:
+    def ordered(self, best: Found) -> list[Found]:
         """The best pipeline with a searched order of its stages, where that fits."""
         if best.plan.pp < 2 or best.plan.actions or self.on.is_spent:
             return []
@@ -570,15 +558,15 @@ class _Search:
         plan = searched(best.plan, self.workload, self.cluster, work=ORDERED)
         return self.on.of([plan]) if plan else []
 
-    def _asked(self, planner: PlacementPlanner | FusionPlanner, swept: Swept) -> None:
-        """Another method, unless its kernels alone take longer than what is known."""
+    def ask(self, planner: PlacementPlanner | FusionPlanner, swept: Swept) -> Planned | None:
+        """What another method finds, unless its kernels alone take longer than what is known."""
         fuses = isinstance(planner, FusionPlanner)  # it shards and recomputes where that is needed
         bound = FUSED * _data_parallel(swept, 2) if fuses else _data_parallel(swept, 0)
         if self.cluster.size == 1 and not fuses:
-            return  # there is nowhere else to place anything
+            return None  # there is nowhere else to place anything
         if (fuses or not self.is_mixed) and not bound < self._least():
             self.failed[planner.name] = "no data-parallel step fits that could be shorter"
-            return
+            return None
         self.progress(f"asking {planner.name}", self._least())
         try:
             one = repredicted(
@@ -586,23 +574,24 @@ class _Search:
             )
         except ForetellError as error:
             self.failed[planner.name] = error.message
-            return
+            return None
         self.looked += one.evaluations
         if self._accepts(one.plan):
             self.best[planner.name] = one
-        if not fuses and not one.stopped:
-            self._changed(one)
+        return None if fuses or one.stopped else one
 
-    def _changed(self, one: Planned) -> None:
+    def change(self, one: Planned | None) -> None:
         """What a placement becomes with other kernels: simulated and kept where it is shorter."""
+        if one is None:
+            return
         self.on.budget += min(len(list(self.on.neighbours(one.plan))), 2 * HEAD) + 4
         start = self.on.of([one.plan])
         if start:
-            end = descend(start[0], self.on, lambda step: self.progress("descent", step))
+            end = descend(start, self.on, self.tell)
             if end.cost < self._worth(one) and end.plan != start[0].plan:
-                self._take(end, "placement, compiled")
+                self.take(end, "placement, compiled")
 
-    def _planned(self, swept: Swept) -> Planned:
+    def answer(self, swept: Swept, bound: float) -> Planned:
         """The shortest step, with what all found and cost."""
         name, best = min(self.best.items(), key=lambda item: (self._worth(item[1]), item[0]))
         baselines = {
@@ -625,21 +614,17 @@ class _Search:
             notes += (f"{joules:.4g} kJ a step at the board power of the devices it uses",)
         notes += reasons(best.prediction, alternatives, self.cluster)
         notes += tuple(f"{other}: {why}" for other, why in self.failed.items())
+        by_fusion = self.best.get(FusionPlanner.name)
+        fused = float("inf") if by_fusion is None else by_fusion.bound or 0.0
         return replace(
             best, baseline=max(usual, best.predicted), baselines=baselines,
-            bound=min(self._bound(swept), best.predicted) if is_time else None,
+            bound=min(bound, fused, best.predicted) if is_time else None,
             evaluations=self.looked + self.on.evaluations,
             cpu=time.process_time() - self.began, notes=notes, alternatives=alternatives,
         )  # fmt: skip
 
     def _worth(self, one: Planned) -> float:
         return self.on.worth(one.prediction) if one.prediction is not None else one.predicted
-
-    def _bound(self, swept: Swept) -> float:
-        """Seconds that no plan of this search can be below."""
-        bound = lower_bound(swept.plans, self.workload, self.cluster, self.batch)
-        fused = self.best.get(FusionPlanner.name)
-        return bound if fused is None else min(bound, fused.bound or 0.0)
 
 
 def op_count(workload: Workload) -> int:
@@ -737,3 +722,140 @@ def _strategies(swept: Swept, known: Mapping[str, Prediction | None]) -> dict[st
         if one is not None and one.fits:
             simulated[name] = min(simulated.get(name, float("inf")), one.step)
     return rough | simulated
+
+
+def lower_bound(plans: Sequence[Plan], workload: Workload, cluster: Cluster, batch: int) -> float:
+    """Seconds that a step takes at the least, whatever plan is made of such parts.
+
+    Of each layer ℓ and kind of device k, with w[ℓ, k] the least seconds of one rank that a sample's
+    kernels take there under any way to split it, any micro-batch and framework that is tried, N[k]
+    devices and B samples a step, weights y[k] ≥ 0 with Σ y·N = 1 give (a linear program's dual)
+
+        step ≥ B · Σ over ℓ of min over k of y[k]·w[ℓ, k]
+
+    with y[k] by the speed of each kind. Nothing waits, nothing is sent, nothing is run again.
+    """
+    if not plans:
+        return 0.0
+    cells = _cells(plans, workload, cluster, batch)
+    devices: dict[str, Device] = {d.name: d for d in cluster.devices}
+    many = np.array([sum(d.name == name for d in cluster.devices) for name in devices], float)
+    work = np.stack([_work(cells, workload, cluster, d) for d in devices.values()], axis=1)
+    speed = 1 / work.sum(axis=0)
+    weights = speed / (many * speed).sum()
+    return float(SLACK * batch * np.min(weights * work, axis=1).sum())
+
+
+def _cells(plans: Sequence[Plan], workload: Workload, cluster: Cluster, batch: int) -> list[Plan]:
+    """Every way that layers are split among these plans, each with all sizes of micro-batch."""
+    different = {_split(plan): plan for plan in reversed(plans)}.values()
+    asked = [p.but(recompute="none", recompute_layers=0) for p in reversed(different)]
+    checked = [check(p, workload, cluster) for p in asked]
+    firsts, _ = columns([p.but(micro_batch=1) for p in checked]).cells()
+    sizes = [1 << k for k in range(batch.bit_length()) if batch % (1 << k) == 0]
+    found = [
+        p.but(micro_batch=size, global_batch=size * p.dp) for p in firsts.plans for size in sizes
+    ]
+    step = max(1, -(-len(found) // MOST))
+    largest = [p for p in found if p.micro_batch == sizes[-1]]
+    return list(dict.fromkeys([*found[::step], *largest]))
+
+
+def _split(plan: Plan) -> object:
+    """What two plans have in common whose layers are split alike, by the same program."""
+    degrees = plan.tp, plan.cp, plan.ep, plan.etp, plan.sp, plan.filter, plan.channel, plan.spatial
+    program = plan.framework, plan.precision, plan.dtype, plan.compile
+    hidden = plan.tp_overlap, plan.ep_overlap, plan.ep_dispatch, plan.cuda_graph
+    return degrees, program, hidden, plan.zero, plan.pp > 1
+
+
+def _work(cells: list[Plan], workload: Workload, cluster: Cluster, device: Device) -> Array:
+    """The least rank-seconds of one sample's kernels in each layer, all its repetitions."""
+    priced = costs(cells, workload, cluster, device)
+    inner = np.array([p.ranks / p.dp / p.pp / p.micro_batch for p in cells])
+    out = [
+        layer.times * float(((cost.forward.kernels + cost.backward.kernels) * inner).min())
+        for layer, cost in zip(workload.layers, priced.layers, strict=True)
+    ]
+    return np.array(out)
+
+
+def next_best(ranked: Sequence[Prediction], most: int) -> tuple[Prediction, ...]:
+    """The plans behind the first, each slower than the one before by more than can be told."""
+    found: list[Prediction] = list(ranked[:1])
+    for one in ranked[1:]:
+        if len(found) <= most and one.step > found[-1].step * (1 + SAME):
+            found.append(one)
+    return tuple(found[1:])
+
+
+def reasons(
+    best: Prediction | None, others: Sequence[Prediction], cluster: Cluster
+) -> tuple[str, ...]:
+    """What a reader should know of the answer, a sentence each."""
+    if best is None:
+        return ()
+    told = [_bottleneck(best), _binding(best, cluster)]
+    apart = [p for p in others if p.step > best.step * (1 + SAME)]
+    if apart:
+        told.append(_next(best, apart[0]))
+    return tuple(told)
+
+
+def _bottleneck(best: Prediction) -> str:
+    """Where the step goes."""
+    parts = sorted(best.breakdown.items(), key=lambda item: -item[1])
+    shares = [
+        f"{_SPENT.get(name, name)} {_percent(took / best.step)}"
+        for name, took in parts
+        if took > 0.03 * best.step
+    ]
+    return f"bottleneck: {', '.join(shares)} of the step"
+
+
+def _binding(best: Prediction, cluster: Cluster) -> str:
+    """The constraint that decides what else could be chosen."""
+    share = best.peak / (min(d.memory for d in cluster.devices) * USABLE)
+    most = max(best.breakdown.items(), key=lambda item: item[1])[0]
+    if share > FULL:
+        return f"binding constraint: memory, {best.peak / 2**30:.1f} GiB on the fullest rank"
+    if most == "compute_s":
+        return "binding constraint: the devices' compute rate; memory has room left"
+    return f"binding constraint: {_SPENT.get(most, most)}; memory has room left"
+
+
+def _next(best: Prediction, other: Prediction) -> str:
+    """What the next plan that differs costs, and how sure it is that it is slower."""
+    more = other.step / best.step - 1
+    odds = chance(best, other)
+    changed = difference(best.plan, other.plan)
+    return (
+        f"next best ({changed}) takes {_percent(more)} longer; the first is faster with "
+        f"probability {_percent(odds)} if their errors are independent"
+    )
+
+
+def chance(best: Prediction, other: Prediction) -> float:
+    """Probability that one plan is faster than another, from the intervals of both."""
+    sigma = math.hypot(*(math.log(p.high / p.low) / (2 * EIGHTY_PERCENT) for p in (best, other)))
+    if not sigma:
+        return 1.0 if best.step < other.step else 0.5
+    return 0.5 * (1 + math.erf(math.log(other.step / best.step) / (sigma * math.sqrt(2))))
+
+
+def difference(one: Plan, other: Plan, most: int = 4) -> str:
+    """The fields in which another plan differs, as text."""
+    hidden = ("model", "cluster", "placement")
+    before, after = (
+        {n: v for n, _, v in (part.partition("=") for part in str(p).split(",")) if n not in hidden}
+        for p in (one, other)
+    )
+    changed = [f"{n}={v}" for n, v in after.items() if before.get(n) != v]
+    changed += [f"no {n}" for n in before if n not in after]
+    short = [text if len(text) <= 40 else f"other {text.partition('=')[0]}" for text in changed]
+    more = [f"{len(short) - most} more"] if len(short) > most else []
+    return ", ".join([*short[:most], *more]) or "the same fields"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

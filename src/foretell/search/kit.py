@@ -26,7 +26,7 @@ from foretell.graph.show import span
 from foretell.plan import Plan, lower
 from foretell.plan.program import lowered
 from foretell.pool import Alone, Pool
-from foretell.predict import Prediction, predict, predict_many, predicted
+from foretell.predict import Prediction, predict_many, predicted
 from foretell.search.fusion.fused_step import FusedStep, fuses
 from foretell.spec import Spec, split
 from foretell.spec import parse as parse_spec
@@ -220,7 +220,7 @@ def priced(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Prediction:
     """The predicted step of a plan: of fused ops where it names them, of layers otherwise."""
     if fuses(plan):
         return predicted(FusedStep.of(plan, model, cluster))
-    return predict(plan, _with_layers(model), cluster)
+    return predict_many([plan], _with_layers(model), cluster)[0]
 
 
 def graph_of(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Graph:

@@ -33,12 +33,12 @@ import numpy as np
 from foretell import portable
 from foretell.cluster import Cluster, Level
 from foretell.cost.collective import price
+from foretell.errors import ForetellError
 from foretell.plan import Plan
 from foretell.plan.check import RESOLVED
 from foretell.plan.costs import (
     ROUNDING,
     Costs,
-    Memory,
     cell_of,
     costs,
     layer_seconds,
@@ -325,7 +325,14 @@ class Partitioner:
         whole = common_of(common, meshes, self.workload)
         stages = [explicit(mesh, whole, len(meshes)) for mesh in meshes]
         turns = whole.global_batch // micro_samples(stages[0].plan)
-        tables = [self._stage(one, s, turns) for s, one in enumerate(stages)]
+        for one in stages:  # before the tables are made of them
+            for mode in MODES if not one.plan.shares else ():
+                self._rated(one, mode)
+        ends_at = len(stages) - 1
+        tables = [
+            self.table(one, _in_flight(one.plan, s, turns), (s == 0, s == ends_at))
+            for s, one in enumerate(stages)
+        ]
         took = [table.seconds for table in tables]
         least = least_bottleneck(took)
         if not np.isfinite(least):
@@ -334,7 +341,8 @@ class Partitioner:
         hops = [self._hop(a, b) for a, b in pairwise(stages)]
         guess, ends = min((_took(_each(took, ends), hops, turns), ends) for ends in cuts)
         rows = chained(meshes, tables, ends)
-        return guess + self._after_all(stages, rows, whole), written(whole, rows)
+        guess += max(self._after(one, row) for one, row in zip(stages, rows, strict=True))
+        return guess + self._tied(stages, whole), written(whole, rows)
 
     def guess(self, plan: Plan) -> float:
         """A rough guess of the step of a pipeline, its blocks and recompute as they are."""
@@ -349,7 +357,37 @@ class Partitioner:
             self._seconds(one, row, end) for one, row, end in zip(stages, rows, ends, strict=True)
         ]
         hops = [self._hop(a, b) for a, b in pairwise(stages)]
-        return _took(each, hops, turns) + self._after_all(stages, rows, whole)
+        after = max(self._after(one, row) for one, row in zip(stages, rows, strict=True))
+        return _took(each, hops, turns) + after + self._tied(stages, whole)
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether every stage of a pipeline seems to have room; where nothing is known it has."""
+        if self._is_large or plan.groups or plan.sync or plan.stages or not plan.micro_batch:
+            return True
+        try:
+            rows = rows_of(plan, self.workload)
+            whole = common_of(plan, meshes(rows), self.workload)
+            stages = [explicit(mesh, whole, len(rows)) for mesh in meshes(rows)]
+            turns = whole.global_batch // micro_samples(stages[0].plan)
+            ends = np.cumsum([row.blocks for row in rows]).tolist()
+            return all(
+                self._has_room(one, row, end, _in_flight(one.plan, at, turns))
+                for at, (one, row, end) in enumerate(zip(stages, rows, ends, strict=True))
+            )
+        except ForetellError:
+            return True
+
+    def _has_room(self, mesh: Mesh, row: Segment, end: int, flying: int) -> bool:
+        """Whether blocks up to one fit on a stage that holds so many micro-batches at once."""
+        mode, share = row.plan.recompute, (row.plan.recompute_layers or row.blocks) / row.blocks
+        if mesh.plan.shares or row.plan.offload:
+            return True
+        times = self.times[:, end - row.blocks, end]
+        plain, again = self._rated(mesh, "none"), self._rated(mesh, mode)
+        kept = plain.kept + share * (again.kept - plain.kept)
+        held = float(np.sum(times * (plain.state + flying * kept)))
+        held += float(np.max(np.where(times > 0, again.moment, 0.0)))
+        return held <= room(self.cluster.part(mesh.ranks)) / ROUNDING
 
     def _seconds(self, mesh: Mesh, row: Segment, end: int) -> float:
         """Seconds of one micro-batch on a stage, forward and backward."""
@@ -438,11 +476,6 @@ class Partitioner:
             self.price([mesh], mesh.plan)
         return self._costs[key].of(mesh.plan.but(recompute=mode, recompute_layers=0), self.cluster)
 
-    def _stage(self, mesh: Mesh, at: int, turns: int) -> Table:
-        pp = mesh.plan.pp
-        flying = turns if mesh.plan.schedule == "gpipe" else min(pp - at, turns)
-        return self.table(mesh, flying, (at == 0, at == pp - 1))
-
     def table(self, mesh: Mesh, flying: int, ends: tuple[bool, bool]) -> Table:
         """Every range of blocks on one stage that holds so many micro-batches at once."""
         if mesh.plan.shares:
@@ -458,10 +491,15 @@ class Partitioner:
         """Every layer alone: its seconds, and what it makes a rank hold."""
         key = mesh.plan, self._machines(mesh), mode
         if key not in self._rates:
-            priced, many = self._priced(mesh, mode), len(self.workload.layers)
-            columns = priced.take(np.zeros(many, np.intp))
+            many = len(self.workload.layers)
+            columns = self._priced(mesh, mode).take(np.zeros(many, np.intp))
             machines = self.cluster.part(mesh.ranks) if mesh.plan.zero == 3 else self.cluster
-            self._rates[key] = _rates(columns, self.workload, machines)
+            once, last = np.eye(many), np.full(many, float(mesh.plan.pp - 1))
+            took = stage(columns, once, self.workload, machines)
+            held = stage_memory(columns, once, self.workload, last)
+            state = held.parameters + held.gradients + held.optimizers
+            moment = (held.workspace + held.buffers) * np.ones(many)
+            self._rates[key] = _Rates(took.both, state, held.each * np.ones(many), moment)
         return self._rates[key]
 
     def _hop(self, first: Mesh, then: Mesh) -> float:
@@ -476,14 +514,13 @@ class Partitioner:
             self._ends[key] = float(price("send", np.array([max(both)]), levels).seconds[0])
         return self._ends[key]
 
-    def _after_all(self, stages: Sequence[Mesh], rows: Sequence[Segment], whole: Plan) -> float:
-        """Seconds behind the last backward: of the slowest stage, and of tied weights."""
-        after = max(self._after(one, row) for one, row in zip(stages, rows, strict=True))
+    def _tied(self, stages: Sequence[Mesh], whole: Plan) -> float:
+        """Seconds to add up the gradients of weights that the first and last stage share."""
         first, last = stages[0], stages[-1]
         size = tied_bytes(self._priced(first, "none"), self.workload)
-        if first is last or not size[0] or not last_stage(whole.but(pp=len(rows), segments=())):
-            return after
-        return after + float(price("all_reduce", size, self._between(first, last)).seconds[0])
+        if first is last or not size[0] or not last_stage(whole.but(pp=len(stages), segments=())):
+            return 0.0
+        return float(price("all_reduce", size, self._between(first, last)).seconds[0])
 
     def _between(self, first: Mesh, then: Mesh) -> tuple[Level, ...]:
         """The links that ranks of two stages share when each exchanges with one of the other."""
@@ -532,6 +569,11 @@ def explicit(mesh: Mesh, whole: Plan, stages: int) -> Mesh:
     names = (*RESOLVED, "global_batch", "compile", "schedule", "optimizer_kernels", "bucket_mb")
     shared = {name: getattr(whole, name) for name in (*names, "overlap", "grad_dtype")}
     return Mesh(mesh.ranks, mesh.plan.but(**shared, pp=stages, layers=(), segments=()))
+
+
+def _in_flight(plan: Plan, at: int, turns: int) -> int:
+    """Micro-batches that a stage holds at once."""
+    return turns if plan.schedule == "gpipe" else min(plan.pp - at, turns)
 
 
 def _table(
@@ -626,21 +668,6 @@ def _ranges(workload: Workload) -> Array:
             home = first == 0 if at == 0 else (first < at) & (at <= last)
             out.append(np.where(home, float(layer.times), 0.0))
     return np.array(out)
-
-
-def _rates(columns: Costs, workload: Workload, machines: Cluster) -> _Rates:
-    """Rates from prices with one column for every layer."""
-    many = len(workload.layers)
-    once, plan = np.eye(many), columns.plans.plans[0]
-    found = stage(columns, once, workload, machines)
-    held: Memory = stage_memory(columns, once, workload, np.full(many, float(plan.pp - 1)))
-    ones = np.ones(many)
-    return _Rates(
-        found.both,
-        held.parameters + held.gradients + held.optimizers,
-        held.each * ones,
-        (held.workspace + held.buffers) * ones,
-    )
 
 
 def _summed(times: Array, each: Array) -> Array:

@@ -21,8 +21,7 @@ from foretell.cluster import Cluster
 from foretell.errors import ForetellError, InfeasibleError
 from foretell.plan.costs import with_cuts
 from foretell.predict import Prediction
-from foretell.search.oracle.scale import per_node
-from foretell.search.oracle.space import Space, choose, layouts
+from foretell.search.oracle.space import Space, choose, layouts, per_node
 from foretell.workload import Workload
 
 DAY, HOUR = 86400.0, 3600.0

@@ -8,7 +8,7 @@ other. A plan is only as good as the step that `predict` gives it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -33,15 +33,16 @@ from foretell.plan.plan import (
     written,
 )
 from foretell.predict import Prediction, predict, predict_many
+from foretell.search.oracle.space import at_least
 from foretell.search.partition import Mesh, Partitioner, divisors, rows_of
 from foretell.workload import Workload
 
 BATCHED = 8  # plans predicted before the best of them is taken
 FEW = 4  # blocks that are moved at once, beside one alone
 SAME = 1e-9  # of a step: plans that differ by less are as good as each other
-# Of the best step so far: plans whose closed form is above are not simulated, descents that are
-# above stop.
-BEYOND = 1.3
+BEYOND = 1.3  # of the best step so far: moves whose closed form is above, and descents, come last
+LAST = 0.15  # of the evaluations, for a descent from the best plan alone when others have ended
+AGAIN = 3  # next-best plans that begin a descent together, when every strategy had one
 
 
 class Found(NamedTuple):
@@ -62,6 +63,14 @@ class Found(NamedTuple):
         return self.cost, str(self.plan)
 
 
+class Guess(NamedTuple):
+    """What is made least by the closed form, and what it cannot be below."""
+
+    cost: float
+    least: float
+    fits: bool = True  # as far as the closed form knows
+
+
 @dataclass
 class Evaluator:
     """Predictions by plan, and how many of them may still be made."""
@@ -76,6 +85,8 @@ class Evaluator:
     forms: dict[str, str] = field(default_factory=dict)  # a plan as it is settled, and as asked
     evaluations: int = 0  # plans predicted so far; one that is asked in two ways counts once
     left: set[str] = field(default_factory=set)  # plans, settled, from which moves were tried
+    _settled: dict[Plan, str] = field(default_factory=dict)
+    _plans: dict[str, Plan] = field(default_factory=dict)
 
     @property
     def is_spent(self) -> bool:
@@ -84,10 +95,16 @@ class Evaluator:
 
     def ranked(self) -> list[Found]:
         """Every plan predicted so far that fits, the shortest step first."""
-        every = ((Plan.parse(text), one) for text, one in self.known.items() if one)
+        every = ((self._plan(text), one) for text, one in self.known.items() if one)
         return sorted(
             (Found(p, one, self.worth(one)) for p, one in every if one.fits), key=Found.key
         )
+
+    def _plan(self, text: str) -> Plan:
+        """The plan of a text."""
+        if text not in self._plans:
+            self._plans[text] = Plan.parse(text)
+        return self._plans[text]
 
     def worth(self, found: Prediction) -> float:
         """What is made least, of a plan that was predicted."""
@@ -100,8 +117,22 @@ class Evaluator:
     def of(self, plans: Sequence[Plan]) -> list[Found]:
         """Those plans that can be and fit, predicted as far as the budget goes."""
         plans = [self.filled(plan) for plan in plans]
-        new = [p for p in dict.fromkeys(plans) if str(p) not in self.known]
-        able, same = self._taken(new)
+        able, same = list[Plan](), dict[str, str]()  # same: another text of a plan that is known
+        for plan in dict.fromkeys(plans):
+            text, form = str(plan), self._form(plan)
+            self._plans[text] = plan
+            if text in self.known:
+                continue
+            if not form:
+                self.known[text] = None
+            elif not self.accepts(plan):
+                continue
+            elif form in self.forms:
+                same[text] = self.forms[form]
+            elif not self.is_spent:
+                self.evaluations += 1
+                self.forms[form] = text
+                able.append(plan)
         try:
             found: Sequence[Prediction | None] = predict_many(
                 able, self.workload, self.cluster, advises=False
@@ -115,58 +146,41 @@ class Evaluator:
             Found(plan, one, self.worth(one)) for plan, one in mine if one is not None and one.fits
         ]
 
-    def _taken(self, new: Sequence[Plan]) -> tuple[list[Plan], dict[str, str]]:
-        """New plans that can be, as far as the budget goes; those another says by another text."""
-        able, same = list[Plan](), dict[str, str]()
-        for plan in new:
-            text, form = str(plan), self._form(plan)
-            if not form:
-                self.known[text] = None
-            elif not self.accepts(plan):
-                continue
-            elif form in self.forms:
-                same[text] = self.forms[form]
-            elif not self.is_spent:
-                self.evaluations += 1
-                self.forms[form] = text
-                able.append(plan)
-        return able, same
-
-    def promising(self, plans: Iterable[Plan], limit: float) -> list[Plan]:
-        """New plans that can be, the best guess first, none that the closed form puts beyond.
-
-        Stages on unlike devices have a rough guess, which decides only in which turn they come;
-        uneven shares that even the guess puts behind the best are left out.
-        """
+    def new(self, plans: Iterable[Plan]) -> list[Plan]:
+        """Plans that can be and are accepted, of which nothing is known yet."""
         asked = dict.fromkeys(self.filled(plan) for plan in plans)
-        new = [p for p in asked if str(p) not in self.known and self.can_be(p)]
-        new = [p for p in new if self.accepts(p)]
-        guess = self._guessed([p for p in new if self.is_seen(p)])
-        guess = {p: took for p, took in guess.items() if took <= limit}
-        rough = {p: self.roughly(p) for p in new if not self.is_seen(p)}
-        guess |= {p: t for p, t in rough.items() if not is_uneven(p) or t <= limit / BEYOND}
-        return sorted(guess, key=lambda p: guess[p])
+        return [p for p in asked if str(p) not in self.known and self.can_be(p) and self.accepts(p)]
 
-    def _guessed(self, plans: Sequence[Plan]) -> dict[Plan, float]:
-        """What is made least, by the closed form, of the plans that have one."""
-        found: dict[Plan, float] = {}
+    def estimated(self, plans: Sequence[Plan]) -> dict[Plan, Guess]:
+        """What is made least, by the closed form, all plans at once; it has none of some.
+
+        Stages on unlike devices have a rough guess and no bound.
+        """
+        found = {
+            p: Guess(self.roughly(p), 0.0, self.chains.fits(p))
+            for p in plans
+            if not self.is_seen(p)
+        }
         for ranks in dict.fromkeys(p.placement for p in plans):
-            mine = [p for p in plans if p.placement == ranks]
             machines = self.cluster.subset(ranks) if ranks else self.cluster
-            bare = {p.but(placement=(), cluster=""): p for p in mine} if ranks else None
-            took = self._estimated(list(bare or mine), machines)
-            found |= {(bare[p] if bare else p): self.cost(p, t) for p, t in took.items()}
+            bare = {
+                (p.but(placement=(), cluster="") if ranks else p): p
+                for p in plans
+                if p.placement == ranks and p not in found
+            }
+            todo = [list(bare)] if bare else []
+            while todo:
+                some = todo.pop()
+                try:
+                    took = estimate(some, self.workload, machines)
+                except ForetellError:  # one of them cannot be priced: the others still can
+                    half = len(some) // 2
+                    todo += [some[half:], some[:half]] if half else []
+                    continue
+                columns = took.step.tolist(), at_least(took).tolist(), took.missing.tolist()
+                for p, step, least, missing in zip(some, *columns, strict=True):
+                    found[bare[p]] = Guess(self.cost(p, step), self.cost(p, least), not missing)
         return found
-
-    def _estimated(self, plans: list[Plan], machines: Cluster) -> dict[Plan, float]:
-        try:
-            took = estimate(plans, self.workload, machines).step.tolist() if plans else []
-        except ForetellError:
-            half = len(plans) // 2
-            if not half:
-                return {}
-            return self._estimated(plans[:half], machines) | self._estimated(plans[half:], machines)
-        return dict(zip(plans, took, strict=True))
 
     def roughly(self, plan: Plan) -> float:
         """What is made least, by a rough guess of a chain of stages; 0 where there is none."""
@@ -181,20 +195,19 @@ class Evaluator:
     def chains(self) -> Partitioner:
         return Partitioner(self.workload, self.cluster)
 
-    def untried(self) -> list[Found]:
-        """Plans near the best from which no move was tried, the best first.
+    def untried(self, limit: float) -> list[Found]:
+        """Plans from which no move was tried, none above a limit, the best first.
 
         Of plans that take equally long the first one goes first, all others come last.
         """
         found = sorted(
             (self.worth(one), text) for text, one in self.known.items() if one and one.fits
         )
-        near = [(cost, text) for cost, text in found if cost <= BEYOND * found[0][0]]
         first, again, last = list[Found](), list[Found](), -1.0
-        for cost, text in near:
-            plan, one = Plan.parse(text), self.known[text]
+        for cost, text in found:
+            plan, one = self._plan(text), self.known[text]
             same, last = cost <= last * (1 + SAME), cost
-            if one is not None and not self.is_left(plan):
+            if one is not None and cost <= limit and not self.is_left(plan):
                 (again if same else first).append(Found(plan, one, cost))
         return first + again
 
@@ -202,20 +215,13 @@ class Evaluator:
         """Whether moves from a plan were tried."""
         return self._form(plan) in self.left
 
-    def moves(self, plan: Plan, limit: float) -> list[Plan]:
-        """Promising moves from a plan: the best that changes some fields, then the second best."""
+    def leave(self, plan: Plan) -> Plan:
+        """Note that moves from a plan are tried; the plan in degrees where it is one of those."""
         self.left.add(self._form(plan))
         if plan.segments:
             alike = as_degrees(plan, segments(plan, self.workload), self.cluster)
-            plan = plan if alike is None else alike
-        near = self.promising(self.neighbours(plan), limit)
-        rows = plan if plan.segments else in_segments(plan, self.workload)
-        turns: dict[Plan, int] = {}
-        many: dict[object, int] = {}
-        for other in near:
-            kind = _changed(rows if rows and other.segments else plan, other)
-            turns[other] = many[kind] = many.get(kind, -1) + 1
-        return sorted(near, key=lambda other: turns[other])
+            return plan if alike is None else alike
+        return plan
 
     def neighbours(self, plan: Plan) -> Iterator[Plan]:
         """Plans one move away; some cannot be."""
@@ -257,21 +263,22 @@ class Evaluator:
         """Whether a plan is one for this model and these machines."""
         return bool(self._form(plan))
 
-    def _form(self, plan: Plan) -> str:
+    def _form(self, asked: Plan) -> str:
         """A plan with all it leaves open settled; empty where it cannot be."""
+        if asked in self._settled:
+            return self._settled[asked]
+        self._settled[asked] = ""
         try:
-            if plan.segments:
-                plan = check(plan, self.workload, self.cluster)
+            plan = check(asked, self.workload, self.cluster) if asked.segments else asked
             inner, _ = settled(plan, self.workload, self.cluster)
-            own = (
-                [one.plan for one in segments(inner, self.workload)] if inner.segments else [inner]
-            )
+            rows = segments(inner, self.workload) if inner.segments else ()
         except ForetellError:
             return ""
-        unlike = len({one.zero == 3 for one in own}) > 1
-        if unlike or not all(_is_wrapped(one, inner.framework) for one in own):
-            return ""
-        return f"{inner} on {plan.placement}"
+        own = [one.plan for one in rows] or [inner]
+        alike = len({one.zero == 3 for one in own}) == 1
+        if alike and all(_is_wrapped(one, inner.framework) for one in own):
+            self._settled[asked] = f"{inner} on {plan.placement}"
+        return self._settled[asked]
 
     def _one(self, plan: Plan) -> Prediction | None:
         try:
@@ -322,18 +329,12 @@ class Descent:
     further: list[Plan] = field(default_factory=list)  # the last move once more, tried first
     turns: int = 0
 
-    def go_on(self, on: Evaluator, least: float) -> bool:
-        """Predict a few more moves and take the best if it pays; False where none is left."""
-        self.turns += 1
-        if self.moves is None:
-            self.moves = self.further + on.moves(self.best.plan, BEYOND * least)
-        found = on.of(self.moves[:BATCHED])
-        del self.moves[:BATCHED]
+    def keep(self, found: Sequence[Found]) -> None:
+        """Go on from the best of some moves if it pays."""
         lower = min(found, key=Found.key, default=self.best)
         if lower.cost < self.best.cost * (1 - SAME):
             self.further = list(_on_from(self.best.plan, lower.plan))
             self.best, self.moves = lower, None
-        return self.moves is None or bool(self.moves)
 
 
 def _on_from(before: Plan, after: Plan) -> Iterator[Plan]:
@@ -346,32 +347,140 @@ def _on_from(before: Plan, after: Plan) -> Iterator[Plan]:
                 yield after.but(layers=cut)
 
 
-def descend(start: Found, on: Evaluator, tell: Callable[[float], None]) -> Found:
-    """The best plan that single moves lead to."""
-    return race([start], on, tell)
+def descend(
+    starts: Sequence[Found], on: Evaluator, tell: Callable[[float], None] = lambda step: None,
+    *, kind: Callable[[Plan], str] | None = None, late: Mapping[Plan, Guess] | None = None,
+) -> Found:  # fmt: skip
+    """The best plan that single moves lead to, as far as the budget goes.
 
-
-def race(starts: Sequence[Found], on: Evaluator, tell: Callable[[float], None]) -> Found:
-    """The best plan that single moves lead to from any start, the best start first.
-
-    Every other turn has the descent that is ahead, the turns between the one that had fewest; those
-    far behind have none.
+    Without `kind` from the starts alone; with it, which tells strategies apart, from the best start
+    of each, then from what was met on the way. Moves that provably take longer than the plan they
+    are from are left out, all others are tried in turn: those that the closed form puts far beyond
+    the best, and `late` ones, when nothing else is left. The last part of the budget is for a
+    descent from the best plan alone.
     """
-    live = [Descent(start) for start in starts]
-    best, turn = min(starts, key=Found.key), 0
-    while live and not on.is_spent:
-        near = [one for one in live if one.best.cost <= BEYOND * best.cost]
+    race, whole = Race(list(starts), on, kind, dict(late or {})), on.budget
+    on.budget = int(whole * (1 - LAST)) if kind else whole
+    while True:
+        if on.is_spent and on.budget < whole:
+            on.budget, race.live = whole, [Descent(race.best)]
+        one = None if on.is_spent else race.next()
+        if one is None and on.budget == whole:
+            return race.best
+        if one is None:
+            on.budget, race.live = whole, [Descent(race.best)]
+            continue
+        if one.moves is None:  # propose, and estimate in batch
+            plan = on.leave(one.best.plan)
+            offered = on.estimated(on.new(on.neighbours(plan)))
+            one.moves = one.further + race.ordered(plan, one.best.cost, offered)
+        found = on.of(one.moves[:BATCHED])  # lower and simulate
+        del one.moves[:BATCHED]
+        if race.keep(one, found):
+            tell(race.best.step)
+
+
+@dataclass
+class Race:
+    """Descents side by side: whose turn it is, and what is left when all have ended."""
+
+    starts: list[Found]
+    on: Evaluator
+    kind: Callable[[Plan], str] | None
+    late: dict[Plan, Guess]  # plans far beyond the best
+    live: list[Descent] = field(default_factory=list)
+    turn: int = 0
+
+    def __post_init__(self) -> None:
+        self.best = min(self.starts, key=Found.key)
+        self.lead = self.best.cost  # of the descents of this round
+        self.firsts = self.starts
+        self.seen: set[str] = set()
+        if self.kind:
+            self.firsts = self._of_new_kinds(sorted(self.starts, key=Found.key))
+        self.live = [Descent(one) for one in self.firsts]
+
+    def next(self) -> Descent | None:
+        """Every other turn the descent that is ahead, else the one that had fewest."""
+        self.live = [one for one in self.live if one.moves is None or one.moves]
+        near = [one for one in self.live if one.best.cost <= BEYOND * self.lead]
+        if not near and self.kind:
+            near = self.live = self._further()
+            self.lead = min((one.best.cost for one in near), default=self.lead)
         if not near:
-            break
+            return None
         ahead = min(near, key=lambda one: one.best.key())
-        one = min(near, key=lambda one: one.turns) if turn % 2 else ahead
-        if not one.go_on(on, best.cost):
-            live.remove(one)
-        if one.best.cost < best.cost:
-            best = one.best
-            tell(best.step)
-        turn += 1
-    return best
+        one = min(near, key=lambda one: one.turns) if self.turn % 2 else ahead
+        self.turn += 1
+        one.turns += 1
+        return one
+
+    def keep(self, one: Descent, found: Sequence[Found]) -> bool:
+        """Take what a turn found; whether that is the best of all."""
+        one.keep(found)
+        self.lead = min(self.lead, one.best.cost)
+        if one.best.cost >= self.best.cost:
+            return False
+        self.best = one.best
+        return True
+
+    def _further(self) -> list[Descent]:
+        """New descents: from strategies met on the way, the next best plans, what is far beyond."""
+        near = self.on.untried(BEYOND * self.best.cost)
+        starts = self._of_new_kinds(near) or near[:AGAIN]
+        starts = starts or [one for one in self.firsts if not self.on.is_left(one.plan)]
+        if not starts and (few := self._few_late()):
+            return [Descent(self.best, few)]
+        return [Descent(one) for one in starts]
+
+    def _few_late(self) -> list[Plan]:
+        """The best guesses of those far beyond that could still be ahead."""
+        able = [p for p, guess in self.late.items() if guess.least < self.best.cost]
+        few = sorted(self.on.new(able), key=self._rank)[:BATCHED]
+        self.late = {p: self.late[p] for p in able if p not in few}
+        return few
+
+    def _rank(self, plan: Plan) -> tuple[bool, float, str]:
+        guess = self.late[plan]
+        return not guess.fits, guess.cost, str(plan)
+
+    def _of_new_kinds(self, plans: Sequence[Found]) -> list[Found]:
+        """The first plan of every strategy that had no descent."""
+        found: dict[str, Found] = {}
+        for one in plans:
+            name = self.kind(one.plan) if self.kind else ""
+            if name not in self.seen:
+                found.setdefault(name, one)
+        self.seen |= set(found)
+        return list(found.values())
+
+    def ordered(self, plan: Plan, cost: float, offered: Mapping[Plan, Guess]) -> list[Plan]:
+        """Moves from a plan: the best that changes some fields, then the second best.
+
+        Those that cannot be below its cost are left out.
+        """
+        able = {p: guess for p, guess in offered.items() if guess.least < cost}
+        far = {p: guess for p, guess in able.items() if self._is_far(p, guess)}
+        near = sorted(able.keys() - far.keys(), key=lambda p: (able[p].cost, str(p)))
+        self.late |= far
+        rows = plan if plan.segments else in_segments(plan, self.on.workload)
+        turns: dict[Plan, int] = {}
+        many: dict[object, int] = {}
+        for other in near:
+            kind = _changed(rows if rows and other.segments else plan, other)
+            turns[other] = many[kind] = many.get(kind, -1) + 1
+        return sorted(near, key=lambda other: turns[other])
+
+    def _is_far(self, plan: Plan, guess: Guess) -> bool:
+        """Whether a move comes last; a rough guess decides that of uneven shares alone.
+
+        So does one that does not seem to fit.
+        """
+        if not guess.fits:
+            return True
+        if self.on.is_seen(plan):
+            return guess.cost > BEYOND * self.lead
+        return is_uneven(plan) and guess.cost > self.lead
 
 
 def neighbours(
@@ -578,6 +687,8 @@ def _state_moves(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
         node = int((cluster.nodes == cluster.nodes[0]).sum()) // max(plan.tp * plan.cp, 1)
         if plan.zero and 1 < node < plan.dp and plan.dp % node == 0:
             yield plan.but(shard=node)
+        if plan.zero == 3 and plan.shard:
+            yield plan.but(shard=0)
         for times in (2.0, 0.5, 4.0):
             yield plan.but(bucket_mb=plan.bucket_mb * times)
         yield plan.but(overlap=True)

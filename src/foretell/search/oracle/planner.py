@@ -12,8 +12,7 @@ from foretell.cluster import Cluster
 from foretell.plan.costs import with_cuts
 from foretell.pool import Pool
 from foretell.search.kit import Planned, Planner, Progress, silent
-from foretell.search.oracle.scale import per_node
-from foretell.search.oracle.space import Space, Swept, choose, layouts, strategy, sweep
+from foretell.search.oracle.space import Space, Swept, choose, layouts, per_node, strategy, sweep
 from foretell.workload import Workload
 
 ALTERNATIVES = 8  # next-best layouts that are kept

@@ -27,7 +27,7 @@ from foretell.plan.costs import with_cuts
 from foretell.plan.estimate import by_collective
 from foretell.pool import Pool
 from foretell.search.oracle.limits import Finding, findings
-from foretell.search.oracle.space import HOUR, Space, Swept, layouts, strategy, sweep
+from foretell.search.oracle.space import HOUR, Space, Swept, layouts, per_node, strategy, sweep
 from foretell.spec import is_whole
 from foretell.workload import Workload
 
@@ -210,10 +210,6 @@ def scaling(
 
 def _telling(progress: Callable[[str], None], gpus: int) -> Callable[[int, int], None]:
     return lambda done, all_: progress(f"{gpus} devices: {done} of {all_} layouts")
-
-
-def per_node(cluster: Cluster) -> int:
-    return max(1, max(len(cluster.node(0).devices), 1))
 
 
 def _best(swept: Swept, workload: Workload, cluster: Cluster, gpus: int, batch: int) -> list[Row]:

@@ -36,7 +36,7 @@ from foretell.plan import Plan
 from foretell.plan.estimate import Estimate, estimate
 from foretell.plan.order import FAMILIES
 from foretell.plan.plan import Recompute
-from foretell.pool import Alone, Pool
+from foretell.pool import Pool
 from foretell.predict import Prediction, predict, predict_many
 from foretell.workload import Workload
 
@@ -81,6 +81,11 @@ def layouts(workload: Workload, gpus: int, batch: int, per_node: int, space: Spa
         if batch >= degrees["dp"] and batch % degrees["dp"] == 0:
             found += _with_options(workload, degrees, batch, space)
     return list(dict.fromkeys(found))
+
+
+def per_node(cluster: Cluster) -> int:
+    """Devices of the first node."""
+    return max(1, len(cluster.node(0).devices))
 
 
 def strategy(plan: Plan) -> str:
@@ -255,11 +260,17 @@ def sweep(
     pool: Pool | None = None,
 ) -> Swept:
     """Price layouts on a cluster."""
-    many, pool = len(plans), pool or Alone()
-    size = CHUNK if pool.size == 1 else min(CHUNK, max(LEAST, many // (4 * pool.size)))
+    many, parts = len(plans), list[Estimate]()
+    pool = None if pool is not None and pool.size == 1 else pool
+    size = CHUNK if pool is None else min(CHUNK, max(LEAST, many // (4 * pool.size)))
     chunks = [plans[start : start + size] for start in range(0, many, size)]
-    work = partial(estimate, workload=workload, cluster=cluster)
-    parts = pool.map(work, chunks, lambda done, _: progress(min(done * size, many), many))
+    if pool is None:
+        for some in chunks:
+            parts.append(estimate(some, workload, cluster))
+            progress(min(len(parts) * size, many), many)
+    else:
+        work = partial(estimate, workload=workload, cluster=cluster)
+        parts = pool.map(work, chunks, lambda done, _: progress(min(done * size, many), many))
     names = [f.name for f in fields(Estimate)]
     joined = {n: np.concatenate([getattr(p, n) for p in parts] or [np.zeros(0)]) for n in names}
     return Swept(tuple(plans), Estimate(**joined), cluster.price)
@@ -294,7 +305,7 @@ def choose(
     swept = sweep(plans, workload, cluster, progress, pool)
     swept.best()  # raises where nothing fits
     order = _order(swept)
-    bounds = _bounds(swept)[order]
+    bounds = at_least(swept.found)[order]
     found: list[Prediction] = []
     at = 0
     while at < min(most, len(order)):
@@ -327,8 +338,7 @@ def _order(swept: Swept) -> Array:
     return found
 
 
-def _bounds(swept: Swept) -> Array:
-    """Seconds that a layout takes at least: its busiest stage and its update."""
-    f = swept.found
-    found: Array = SLACK * (f.compute + f.host + f.talk + f.update)
-    return found
+def at_least(found: Estimate) -> Array:
+    """Seconds that each layout takes at least: its busiest stage and its update."""
+    least: Array = SLACK * (found.compute + found.host + found.talk + found.update)
+    return least
