@@ -189,4 +189,5 @@ def _buffers(c: Costs, times: Array, workload: Workload) -> Array:
     is_fsdp = np.array([r.profile.fp32_parameters for r in c.plans.runs])
     zero = c.plans.column("zero")
     each = np.where(zero == 3, HALF * ahead + HALF, 0.0)
-    return whole * (each + np.where(is_fsdp & (zero >= 2), apart, 0.0))
+    out: Array = whole * (each + np.where(is_fsdp & (zero >= 2), apart, 0.0))
+    return out
