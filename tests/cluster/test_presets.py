@@ -25,7 +25,7 @@ dgx-1-p100 dgx-1-v100 dgx-2 dgx-a100 dgx-h100 dgx-h200 dgx-b200 2080ti-box
 p2 p3 p3dn p4d p4de p5 g4dn g5 g6 a2-highgpu-8g a3-mega azure-ndv4 azure-ndv5
 abci disco-a disco-b tag hap
 gh200 gh200-144 b300 gb200 gb300 h20 h800 a800 h100-nvl a30 rtx-pro-6000 5090 rtx-6000-ada
-mi325x mi350x mi355x gb200-nvl72 gb300-nvl72 dgx-b300 p5e p6-b200 a3-ultra a4 nd-h200-v5
+gh200-680w mi325x mi350x mi355x gb200-nvl72 gb300-nvl72 dgx-b300 p5e p6-b200 a3-ultra a4 nd-h200-v5
 """
 
 NO_NUMBER = {"title", "vendor", "arch", "bus", "node", "like", "aliases", "kind", "device", "name"}

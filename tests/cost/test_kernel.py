@@ -265,11 +265,12 @@ def test_heads_of_odd_width_are_slow_on_a100() -> None:
     rates = {}
     for name in ("a100-80", "h100"):
         for dtype in ("bf16", "fp16"):
-            for n in (128, 140):
+            for n in (128, 140, 150):
                 took = one(name, "gemm", dtype, f"b=384,m=1024,n={n},k=1024")
                 rates[name, dtype, n] = 2 * 384 * 1024 * 1024 * n / took
     assert rates["a100-80", "bf16", 140] == pytest.approx(12.2e12, rel=0.4)
     assert rates["a100-80", "fp16", 140] == pytest.approx(53.9e12, rel=0.4)
+    assert rates["a100-80", "fp16", 150] == rates["a100-80", "bf16", 150]  # rows at 4 bytes
     assert rates["a100-80", "bf16", 128] > 100e12
     assert rates["h100", "bf16", 140] > 100e12
 

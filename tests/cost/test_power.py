@@ -32,6 +32,11 @@ def test_a_capped_board_has_less_left_for_its_matrix_units():
     assert clock(capped) < clock(smaller)  # its static power is the whole chip's
 
 
+def test_a_gh200_of_a_node_of_four_has_less_power_than_one_alone():
+    assert clock(device("gh200-680w")) < clock(device("gh200"))
+    assert {one.name for one in load("alps-node:gpus=4").devices} == {"gh200-680w"}
+
+
 def test_flash_attention_2_takes_more_energy_a_flop_than_cudnn():
     board = device("h200")
     assert limits.joules(board, "bf16", "flash2") > limits.joules(board, "bf16", "attention")

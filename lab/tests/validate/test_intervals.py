@@ -55,7 +55,7 @@ def test_a_framework_of_one_table_is_wider_than_one_of_several():
         plan = Plan.parse(f"dp=4,zero=1,precision=bf16-master,framework={framework},micro_batch=1")
         found = predict(
             plan,
-            load("gpt:layers=24,hidden=1024,heads=16,seq=1024,vocab=51200"),
+            load("gpt:layers=24,hidden=4096,heads=32,seq=1024,vocab=51200"),
             load_cluster("a100-80:gpus=4"),
         )
         return found.away.get("lone", 0.0), np.log(found.high / found.low)

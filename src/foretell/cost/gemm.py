@@ -206,12 +206,14 @@ def _compute(
 def _aligned(limits: Limits, fitted: Fitted, asked: Product) -> Array:
     """Flop/s that odd strides leave to the matrix units: wide loads need rows at 16 bytes.
 
-    Many matmuls at once, as those of heads, have slower kernels for it on some architectures.
+    Many matmuls at once, as those of heads, have slower kernels for it on some architectures; below
+    8 bytes all formats have that of one element a load.
     """
     if limits.pipe != "tensor":
         return np.array(np.inf)
     narrow = fitted["narrow"] * portable.power(asked.align / 2, fitted["narrow_power"])
-    narrow = np.where(asked.b > 1, np.minimum(narrow, limits.unaligned), narrow)
+    batched = np.where(asked.align >= 8, limits.unaligned, min(limits.unaligned, limits.odd))
+    narrow = np.where(asked.b > 1, np.minimum(narrow, batched), narrow)
     return np.where(asked.align >= 16, np.inf, limits.units * limits.clock * narrow)
 
 

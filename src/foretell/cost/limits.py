@@ -187,6 +187,7 @@ class Limits:
     shares: bool = False  # whether half the vector lanes also do the integer work of addresses
     fp32: float = 0.0  # flop/s of fp32 matmuls
     unaligned: float = float("inf")  # flop a unit and clock of batched matmuls with odd strides
+    odd: float = float("inf")  # of those whose rows start at less than 8 bytes
     burst: float = 0.0  # seconds a cold board runs above `sustained`; 0 in the middle of training
 
     @property
@@ -214,6 +215,7 @@ def limits(device: Device, dtype: str, arches: Arches) -> Limits:
     size, dtype = SIZES[dtype], dtype if dtype in FORMATS else "fp32"
     pipe = pipe_of(device, dtype)
     energy = fitted[f"joules_{pipe}"] * _ENERGY[pipe].get(dtype, 1.0)
+    unaligned: Mapping[str, float] = passes()["unaligned"].get(device.arch, {})
     return Limits(
         arch=device.arch,
         pipe=pipe,
@@ -227,7 +229,8 @@ def limits(device: Device, dtype: str, arches: Arches) -> Limits:
         size=size,
         fitted=fitted,
         fp32=device.peak("fp32"),
-        unaligned=passes()["unaligned"].get(device.arch, {}).get(dtype, float("inf")),
+        unaligned=unaligned.get(dtype, float("inf")),
+        odd=min(unaligned.values(), default=float("inf")),
         shares=device.arch in _SHARING and device.flops["fp32"] > 192 * device.units * device.clock,
     )
 

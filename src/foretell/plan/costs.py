@@ -731,7 +731,17 @@ def _in_flight(c: Costs, stage: Array) -> Array:
 
 
 def _buffers(c: Costs, times: Array, workload: Workload) -> Array:
-    """Layers of parameters and gradients gathered at once where they are sharded."""
+    """Layers of parameters and gradients gathered at once where they are sharded.
+
+    FSDP gathers and reduces on streams of their own, whose blocks the allocator gives to no other:
+    what is gathered lies in one buffer before it is copied out (FSDP2), a gradient in one in the
+    format it is reduced in (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+    """
     whole = np.max([h.weights * (n > 0) for h, n in zip(c.holdings, times, strict=True)], axis=0)
     ahead = np.array([r.profile.prefetch for r in c.plans.runs])
-    return np.where(c.plans.column("zero") == 3, whole * (2.0 * ahead + 2.0), 0.0)
+    apart = np.array([HALF * (r.profile.copies[0] > 0) for r in c.plans.runs]) + grad_width(c)
+    is_fsdp = np.array([r.profile.fp32_parameters for r in c.plans.runs])
+    zero = c.plans.column("zero")
+    each = np.where(zero == 3, HALF * ahead + HALF, 0.0)
+    out: Array = whole * (each + np.where(is_fsdp & (zero >= 2), apart, 0.0))
+    return out

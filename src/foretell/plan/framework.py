@@ -239,8 +239,8 @@ class Running:
     def hides(self, is_backward: bool) -> bool:
         """Whether sequence-parallel collectives of a pass run behind matmuls.
 
-        PyTorch's async TP shortens the forward alone: by 20 to 29 %, whole steps by 8 (Introducing
-        Async Tensor Parallelism in PyTorch, 2024-09).
+        PyTorch's async TP shortens the forward alone: by up to 29 %, whole steps by up to 8
+        (Introducing Async Tensor Parallelism in PyTorch, 2024-09: discuss.pytorch.org 209487).
         """
         return self.tp_overlap and not (is_backward and self.profile.kernels == "eager")
 
