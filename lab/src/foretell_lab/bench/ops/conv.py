@@ -41,7 +41,7 @@ def cases() -> Iterator[Case]:
         yield from _each_way("conv3d", 3 * i + 1, shape)
     for i, shape in enumerate([*_more_volumes(), *_clips()]):
         yield from _each_way("conv3d", i, shape)
-    for i, shape in enumerate(_lines()):
+    for i, shape in enumerate([*_lines(), *_ends()]):
         yield from _each_way("conv2d", 3 * i + 1, shape)
     for i, shape in enumerate(_transposed()):
         yield from _each_way("convt2d", 3 * i + 1, shape)
@@ -151,6 +151,20 @@ def _lines() -> Iterator[dict[str, int]]:
     """1-D convolutions, as images of one row."""
     for n, c, k, taps, stride, groups, length in dims(_LINES):
         yield {"n": n, "c": c, "k": k, "r": 1, "s": taps, "stride": stride, "groups": groups, "h": 1, "w": length}  # noqa: E501  # fmt: skip
+
+
+# Batch, channels in and out, taps, stride, side: first and last layers, whose channels are odd.
+_ENDS = "8x256x21x1x1x64 8x256x19x1x1x128 8x512x150x1x1x64 8x48x3x1x1x256 16x64x1x1x1x128"
+_ENDS += " 4x256x91x1x1x64 8x128x2x1x1x256 32x64x3x3x1x64 64x128x3x3x1x32 16x128x4x3x1x32"
+_ENDS += " 16x320x4x3x1x32 8x64x1x3x1x128 512x4x32x8x4x84 640x3x16x3x1x64 128x4x32x8x4x84"
+_ENDS += " 64x4x320x3x1x32 32x3x64x3x1x64 64x3x128x3x1x32 8x1x48x3x1x256 8x3x32x3x2x512"
+_ENDS += " 8x1x64x7x1x256 16x9x64x5x2x64 256x32x64x4x2x20 256x64x64x3x1x9 8x256x36x3x1x32"
+
+
+def _ends() -> Iterator[dict[str, int]]:
+    """The first layers of nets over pictures and frames, the last of those that make maps."""
+    for n, c, k, r, stride, side in dims(_ENDS):
+        yield {"n": n, "c": c, "k": k, "r": r, "s": r, "stride": stride, "groups": 1, "h": side, "w": side}  # noqa: E501  # fmt: skip
 
 
 def _transposed() -> Iterator[dict[str, int]]:
