@@ -7,7 +7,8 @@ each convolution over volumes and recurrent layer that both have, fp32 and bf16,
 `foretell bench`: kinds of which its own sweep has few. The two gradients of a convolution are told
 apart by the names and the order of their kernels. `cost/tables/traced_h200.csv.gz` was made of
 slowfast (benchmarks/measured/blind), cosmoflow and rnnlm (../shared/truth/h200_2) and rnnlm
-(benchmarks/measured/h200/half).
+(benchmarks/measured/h200/half), and has the rows of a later sweep of volumes, 1-D convolutions, end
+layers and recurrent stacks (`foretell_lab.bench`; a stack of both directions has twice its layers).
 """
 
 from __future__ import annotations
