@@ -108,7 +108,7 @@ UNLISTED = "_grouped_mm"  # in no list of autocast: what it calls runs in the fo
 
 
 def inside_unlisted(graph: Graph) -> Array:
-    """Kernels of products that an operator runs inside which autocast does not look."""
+    """Kernels of matmuls inside an operator that autocast does not look into."""
     used = np.unique(graph.layer[graph.layer >= 0]).tolist()
     codes = [k for k in used if graph.names[int(k)].startswith(UNLISTED)]
     found: Array = np.flatnonzero((graph.kind == Kind.KERNEL) & np.isin(graph.layer, codes))
