@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from foretell.advise import Step
-from foretell.baseline import FOUR_IN_FIVE, TOGETHER, USUAL, effects, unprofiled
+from foretell.baseline import FOUR_IN_FIVE, SPREAD, TOGETHER, effects, unprofiled
 from foretell.errors import ForetellError
 from foretell.trace import read
 from foretell.whatif import applied, parse
@@ -108,7 +108,7 @@ def _case(folder: str, step: Step, row: dict[str, float | str]) -> Case | None:
     side = effects(after, step.predicted, HOST)[int(predicted < low)]
     return Case(
         folder, str(row["model"]), low, high, predicted, tuple(bounds),
-        tuple(c.name for c in changes), baseline is not None and baseline.factor != USUAL,
+        tuple(c.name for c in changes), baseline is not None and baseline.sigma != SPREAD,
         abs(side[0]) / HOST, abs(side[1]) / TOGETHER,
     )  # fmt: skip
 

@@ -1,13 +1,14 @@
 """Measure how models really run on this GPU: the plain step, one change at a time, and a trace.
 
-    python benchmarks/measure_variants.py OUT [MODEL…] [--only VARIANT,…] [--ahead N]
+    python benchmarks/measure_variants.py OUT [MODEL…] [--only VARIANT,…] [--traced VARIANT,…]
 
 For every model it writes OUT/MODEL.base.json.gz and OUT/MODEL.amp_bf16.json.gz (Kineto traces of
-one step) and, to OUT/truth.json, the un-profiled time and peak memory of each variant: what
-`foretell validate --whatif` holds its answers against. Every variant runs in a process of its own,
-so that its peak is its own and no profiler has been near it; one at a time is on the GPU. Processes
-that get ready meanwhile (`--ahead`) save time and cost the host of the one that is timed or traced
-some of its speed. Needs torch with CUDA, torchvision and transformers; weights are random.
+one step; `--traced` names other variants) and, to OUT/truth.json, the un-profiled time and peak
+memory of each variant: what `foretell validate --whatif` holds its answers against. Every variant
+runs in a process of its own, so that its peak is its own and no profiler has been near it; one at a
+time is on the GPU. Processes that get ready meanwhile (`--ahead`) save time and cost the host of
+the one that is timed or traced some of its speed. Needs torch with CUDA, torchvision and
+transformers; weights are random.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from typing import Any
 
 import torch
 from blind_models import BLIND
+from fresh_models import FRESH
 from further_models import FURTHER
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -33,9 +35,7 @@ from variant_models import KINDS, MODELS
 
 STEPS, WARM = 12, 4
 COMPILERS = 16  # that compile at once
-LIMIT = 540.0  # seconds after which no further variant starts
-ALL = MODELS | KINDS | FURTHER | BLIND
-TRACED = ("base", "amp_bf16")
+ALL = MODELS | KINDS | FURTHER | BLIND | FRESH
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,8 @@ def run(name: str, variant: Variant, gpu: Any, go: Any, row: Path, trace: Path |
 class Crew:
     """Processes that share a GPU, each measuring one variant."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, limit: float) -> None:
+        self.limit = limit  # seconds after which no further variant starts
         way = "spawn" if torch.cuda.is_initialized() else "fork"
         print(f"processes by {way}", flush=True)
         self.out, self.context = out, multiprocessing.get_context(way)
@@ -228,13 +229,13 @@ class Crew:
         """Until no more than so many are at work, or time is up."""
         while len(self.live) > most:
             self.live = [child for child in self.live if child.is_alive()]
-            if time.time() - self.begin > LIMIT + 20:
+            if time.time() - self.begin > self.limit + 20:
                 for child in self.live:
                     child.kill()
             time.sleep(0.02)
 
     def left(self) -> float:
-        return LIMIT - (time.time() - self.begin)
+        return self.limit - (time.time() - self.begin)
 
     def compiled(self, names: list[str], variants: list[Variant]) -> None:
         """Everything that compiles: all compile at once, then one after another is timed."""
@@ -243,7 +244,7 @@ class Crew:
             while self._compiling() >= COMPILERS:
                 time.sleep(0.05)
             self.start(name, variant)
-        while self._compiling() and self.left() > 0.7 * LIMIT:
+        while self._compiling() and self.left() > 0.7 * self.limit:
             time.sleep(0.05)
         print(
             f"compiled after {time.time() - self.begin:.0f} s, {self._compiling()} late", flush=True
@@ -261,17 +262,21 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("models", nargs="*", default=list(ALL))
     parser.add_argument("--only", default="")
+    parser.add_argument("--traced", default="base,amp_bf16")
     parser.add_argument("--ahead", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=540.0)
     given = parser.parse_args()
     out, names = given.out, given.models
     only = set(filter(None, given.only.split(","))) or {v.name for v in VARIANTS}
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     for module in ("torchvision", "transformers"):
-        importlib.import_module(module)
-    crew = Crew(out)
+        with contextlib.suppress(ImportError):  # some models do without
+            importlib.import_module(module)
+    crew = Crew(out, given.limit)
     crew.compiled(names, [v for v in VARIANTS if v.compile and v.name in only])
     plain = [v for v in VARIANTS if not v.compile and v.name in only]
-    traces = [(name, v, True) for v in plain if v.name in TRACED for name in names]
+    traced = given.traced.split(",")
+    traces = [(name, v, True) for v in VARIANTS if v.name in traced for name in names]
     jobs = traces + [(name, v, False) for v in plain for name in names]
     for name, variant, is_trace in jobs:
         if (variant.channels_last and not ALL[name].is_image) or crew.left() < 0:
@@ -281,7 +286,7 @@ def main() -> None:
     crew.wait(0)
     rows = [json.loads(path.read_text()) for path in sorted(crew.rows.glob("*.json"))]
     rows = [r for r in rows if "median_ms" in r or "error" in r]
-    machine = {"gpu": next(r["gpu"] for r in rows if "gpu" in r), "torch": torch.__version__}
+    machine = {"gpu": next((r["gpu"] for r in rows if "gpu" in r), ""), "torch": torch.__version__}
     (out / "truth.json").write_text(json.dumps(machine | {"rows": rows}, indent=1))
     print(f"{len(rows)} rows after {time.time() - crew.begin:.0f} s")
 

@@ -3,11 +3,15 @@
     python benchmarks/trace_rows.py TABLE FOLDER/MODEL...
 
 Reads FOLDER/MODEL.base.json.gz and FOLDER/MODEL.amp_bf16.json.gz and writes the device time of
-each convolution over volumes and recurrent layer that both have, fp32 and bf16, in the columns of
-`foretell bench`: kinds of which its own sweep has few. The two gradients of a convolution are told
-apart by the names and the order of their kernels. `cost/tables/traced_h200.csv.gz` was made of
-slowfast (benchmarks/measured/blind), cosmoflow and rnnlm (../shared/truth/h200_2) and rnnlm
-(benchmarks/measured/h200/half).
+each convolution over volumes or lines or of many taps and each recurrent layer that both have, fp32
+and bf16, in the columns of `foretell bench`: kinds of which its own sweep has few. The two
+gradients of a convolution are told apart by the names and the order of their kernels.
+
+`cost/tables/traced_h200.csv.gz` was made of slowfast (benchmarks/measured/blind), cosmoflow and
+rnnlm (../shared/truth/h200_2), rnnlm (benchmarks/measured/h200/half), wav2vec2, speech_gru,
+wavenet, whisper and state_space (traced in fp32 in benchmarks/measured/kinds and further; their
+autocast traces are not kept), and has the rows of a later sweep of volumes, 1-D convolutions, end
+layers and recurrent stacks (`foretell_lab.bench`; a stack of both directions has twice its layers).
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from foretell.whatif.calls import launch_of, operators
 from foretell.whatif.table_lookup import Sort, layout_of, sorts_of
 
 OPS = ("conv3d", "lstm", "gru")
+MANY = 49  # taps of a filter
 COLUMNS = ("op", "direction", "dtype", "layout", "shape", "device_seconds", "spread", "kernels")
 DGRAD, WGRAD = re.compile("dgrad"), re.compile("wgrad")
 
@@ -37,12 +42,18 @@ def rows(path: str) -> Iterator[tuple[str, ...]]:
     later = {_key(s): s for s in sorts_of(half)}
     for sort in sorts_of(plain):
         other = later.get(_key(sort))
-        if sort.rows[0][0] in OPS and other is not None and other.calls == sort.calls > 0:
+        if _is_rare(sort) and other is not None and other.calls == sort.calls > 0:
             for dtype, graph, own in (("fp32", plain, sort), ("bf16", half, other)):
-                layout = layout_of(plain, sort) if sort.rows[0][0] == "conv3d" else "-"
+                layout = layout_of(plain, sort) if sort.rows[0][0].startswith("conv") else "-"
                 shape = ";".join(f"{k}={v:g}" for k, v in sort.sizes.items())
                 for (op, direction), (seconds, count) in _parts(graph, own):
                     yield op, direction, dtype, layout, shape, f"{seconds:.4g}", "", f"{count:.0f}"
+
+
+def _is_rare(sort: Sort) -> bool:
+    op, sizes = sort.rows[0][0], sort.sizes
+    is_line = op == "conv2d" and sizes.get("h", 1) == 1
+    return op in OPS or is_line or (op == "conv2d" and sizes["r"] * sizes["s"] > MANY)
 
 
 def _key(sort: Sort) -> tuple[str, ...]:

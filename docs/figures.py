@@ -161,6 +161,10 @@ def blind(folder: Path | None) -> Table:
     return _models("blind", folder)
 
 
+def fresh(folder: Path | None) -> Table:
+    return _models("fresh", folder)
+
+
 def _models(name: str, folder: Path | None) -> Table:
     """What-ifs on the models of one folder of measurements."""
     more = ("--truth", str(ROOT / "benchmarks/measured" / name))
@@ -309,7 +313,7 @@ def _printed(text: str) -> list[list[str]]:
 
 PAGES: dict[str, tuple[Callable[[Path | None], Table], ...]] = {
     "accuracy": (
-        unseen, whatifs, second, kinds, further, blind, papers, memory, layouts, paradl,
+        unseen, whatifs, second, kinds, further, blind, fresh, papers, memory, layouts, paradl,
         captured, scaling, kernels, collectives, fused,
     ),
     "speed": (

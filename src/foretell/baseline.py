@@ -62,10 +62,8 @@ def _in_a_row(step: Graph, copies: int) -> Graph:
 
 
 _HOST: dict[str, float] = passes()["host"]
-USUAL, SPREAD = (
-    _HOST["usual"],
-    _HOST["spread"],
-)  # un-profiled host time over capped calls, and of ln
+USUAL = _HOST["usual"]  # un-profiled host time over capped calls
+SPREAD = _HOST["spread"]  # of ln of that
 AGAIN = _HOST["again"]  # spread of ln of the host's speed from one run to the next
 QUICK = _HOST["quick"]  # quantile of the calls of a kind that nothing was in the way of
 EVENT = _HOST["event"]  # seconds of recording one
@@ -126,17 +124,27 @@ def replay_error(trace: Trace) -> float:
     return (simulate(trace.warm).seconds - trace.found) / measured - 1 if measured > 0 else 0.0
 
 
+def usual_factor(trace: Trace) -> float:
+    """What un-profiled host calls usually take of capped ones.
+
+    A profiler that has run stays in the process and makes later launches slower, un-profiled ones
+    too: a trace that is not the first of its process comes from such a one.
+    """
+    return USUAL * (_HOST["lingers"] if trace.graph.facts.get("profiled_before") else 1.0)
+
+
 def _found(trace: Trace, real: float, source: str, sigma: float) -> Baseline:
-    usual = warmed(trace, USUAL)
+    known = usual_factor(trace)
+    usual = warmed(trace, known)
     simulated = steady_seconds(usual)
     if real <= 0 or simulated <= 0:
         raise InputError(
             f"a step of {real:g} s, {simulated:g} s when simulated",
             hint="the trace has to hold a whole step, and its time has to be above zero",
         )
-    if abs(simulated / real - 1) < CLOSE or _is_gpu_bound(trace, simulated, real):
+    if abs(simulated / real - 1) < CLOSE or _is_gpu_bound(trace, known, real):
         note = f"un-profiled step {source}; its kernels hide the profiler's overhead"
-        return Baseline(usual, real, simulated, USUAL, SPREAD, note)
+        return Baseline(usual, real, simulated, known, SPREAD, note)
     factor = _solved(trace, real)
     graph = warmed(trace, factor)
     note = f"un-profiled step {source}: host calls take {factor:.2f} × their fast time"
@@ -208,11 +216,12 @@ def _capped(times: Array, whose: Array) -> Array:
     return found
 
 
-def _is_gpu_bound(trace: Trace, simulated: float, real: float) -> bool:
+def _is_gpu_bound(trace: Trace, usual: float, real: float) -> bool:
     """Whether the step is as long as its kernels, so that the host's speed cannot be inferred."""
+    simulated = steady_seconds(warmed(trace, usual))
     if steady_seconds(warmed(trace, LEAST)) > real:
         return True
-    faster = steady_seconds(warmed(trace, USUAL * PROBE))
+    faster = steady_seconds(warmed(trace, usual * PROBE))
     is_deaf = 1 - faster / simulated < FEELS
     return is_deaf and simulated > 0.9 * real
 

@@ -1,6 +1,7 @@
 """The step before anything is changed: steps in a row, and the profiler's cost taken off."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,13 @@ def test_a_gpu_bound_step_says_nothing_of_the_host():
     assert found.seconds == 490e-6
     assert found.predicted(found.graph) == pytest.approx(490e-6)
     assert "hide the profiler" in found.note
+
+
+def test_a_process_that_was_profiled_before_is_taken_for_slower():
+    graph = step(host=10e-6, device=50e-6)
+    later = replace(graph, facts=graph.facts | {"profiled_before": True})
+    again = unprofiled(traced(later), real=490e-6)
+    assert again.factor > unprofiled(traced(graph), real=490e-6).factor == USUAL
 
 
 def test_what_is_missed_of_a_step_is_time_in_which_the_device_waits():

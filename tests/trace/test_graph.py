@@ -269,6 +269,16 @@ def test_work_without_a_launch_stays_where_it_was(tmp_path: Path) -> None:
     assert t.graph[named(t.graph, "triton_kernel")].op == "my::triton"
 
 
+@pytest.mark.parametrize(("number", "is_later"), [(77, False), (5121, True)])
+def test_a_process_numbers_its_operators_on_from_one_profile_to_the_next(
+    tmp_path: Path, number: int, is_later: bool
+) -> None:
+    k = Kineto()
+    k.op("aten::mul", 10, 20, external=number)
+    k.launch("kernel", 12, 15, 1, (16, 30))
+    assert ("profiled_before" in made(k, tmp_path).graph.facts) == is_later
+
+
 def test_what_was_running_before_is_there_only_when_replayed(tmp_path: Path) -> None:
     k = Kineto()
     k.work("orphan", 0, 500, 900)

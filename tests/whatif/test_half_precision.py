@@ -162,3 +162,30 @@ def test_what_a_graph_lists_as_held_is_halved_and_casts_of_weights_are_held():
         edit.buffer(4.0 * 4096 * 768, born=first, dies=last, kind="activation")
     after = parse("amp").apply(edit.graph, NOTHING)
     assert sorted(after.buffers.bytes.tolist()) == [2.0 * 768 * 768, 2.0 * 4096 * 768]
+
+
+def test_products_inside_an_operator_that_autocast_does_not_list_stay_as_they_are():
+    s = Step()
+    linear(s, 4096, 768, 768)
+    s.op("mm", "in=512x768+768x3072,types=float+float", layer="_grouped_mm.0")
+    before = s.graph()
+    after = parse("amp").apply(before, NOTHING)
+    mine = [g.select(kind="kernel", op="mm", layer="_grouped_mm.0") for g in (before, after)]
+    assert after.seconds[mine[1]].tolist() == before.seconds[mine[0]].tolist()
+    assert seconds(after, "mm") < seconds(before, "mm")
+    casts = after.select(kind="kernel", op=("copy_", "cast_weight"))
+    assert not any(after.text_of("layer", int(k)).startswith("_grouped") for k in casts)
+
+
+def test_a_volume_of_one_filter_a_channel_takes_as_long_where_pytorch_has_its_own_kernel():
+    shape = "in=16x216x13x10x10+216x1x3x3x3+-+-+-+-+-,types=float+float+float+ScalarList"
+    shape += ",args=-+-+-+1x1x1+1x1x1+1x1x1+216"
+    took = {}
+    for name in ("conv_depthwise3d_cuda_kernel<float, float>", "sm80_xmma_fprop_implicit_gemm"):
+        s = Step()
+        linear(s, 4096, 768, 768)
+        s.op("convolution", shape, name=name)
+        after = parse("amp").apply(s.graph(), NOTHING)
+        took[name] = seconds(after, "convolution") / seconds(s.graph(), "convolution")
+    own, other = took.values()
+    assert own == 1.0 != other

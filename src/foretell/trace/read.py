@@ -433,6 +433,9 @@ def _same_step(r: Recording, chosen: int, first: Recording) -> RankStep:
     return rank_step(r.events, r.work, r.rank, int(r.steps.number[place]), window)
 
 
+_FIRST = 256  # a process counts the operators that it has recorded, from one on
+
+
 def _facts(
     recordings: Sequence[Recording], chosen: int, seconds: float, shift: Array
 ) -> dict[str, Any]:
@@ -450,6 +453,9 @@ def _facts(
         "start": first.events.origin + float(first.steps.start[chosen]),
         "source": os.path.basename(first.events.source),
     }
+    numbers = first.events.external[first.events.external > 0]
+    if len(numbers) and int(numbers.min()) > _FIRST:
+        facts["profiled_before"] = True
     if isinstance(first_device, dict) and isinstance(first_device.get("name"), str):
         facts["device"] = first_device["name"]
     for key in ("cuda_runtime_version", "cuda_driver_version", "record_shapes", "with_stack"):

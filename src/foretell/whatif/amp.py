@@ -198,6 +198,7 @@ class Amp(WhatIf):
             raise DoesNotApply("the step runs in half precision already")
         graph, wide = attended(graph, setting, self.dtype)
         found = autocast.runs(graph, wide)
+        wide = np.union1d(wide, autocast.inside_unlisted(graph))
         factors = _factors(graph, found, wide, setting, self.dtype)
         narrow = [change.sort.kernels for change in factors if change.dtype == self.dtype]
         given = ((run.task, n) for run in found if run.is_half for n in run.inputs)

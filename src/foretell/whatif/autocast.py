@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 
 import numpy as np
 
@@ -83,7 +84,9 @@ def runs(graph: Graph, wide: Array | None = None) -> list[Run]:
 
     `wide` are kernels of operators that run in fp32 whatever they are.
     """
-    state, found = _Followed(frozenset() if wide is None else frozenset(wide.tolist())), []
+    within = frozenset(inside_unlisted(graph).tolist())
+    state = _Followed(within if wide is None else within.union(wide.tolist()))
+    found = []
     firsts = _firsts(graph)
     asked = _asked(graph, firsts)
     columns = (graph.op[firsts], graph.shape[firsts], graph.phase[firsts])
@@ -96,47 +99,52 @@ def runs(graph: Graph, wide: Array | None = None) -> list[Run]:
         run = _run(state, task, op, read(op, shape), phase)
         found.append(replace(run, widened=widened) if widened else run)
     tape = tape_of(graph)
-    return found if tape is None or not found else _as_recorded(found, tape, state.wide)
+    if tape is not None and found:
+        found = _as_recorded(found, tape, state.wide)
+    return [replace(r, recorded=(), returned=()) if r.task in within else r for r in found]
+
+
+UNLISTED = "_grouped_mm"  # in no list of autocast: what it calls runs in the format it is given
+
+
+def inside_unlisted(graph: Graph) -> Array:
+    """Kernels of matmuls inside an operator that autocast does not look into."""
+    used = np.unique(graph.layer[graph.layer >= 0]).tolist()
+    codes = [k for k in used if graph.names[int(k)].startswith(UNLISTED)]
+    found: Array = np.flatnonzero((graph.kind == Kind.KERNEL) & np.isin(graph.layer, codes))
+    return found
 
 
 def _as_recorded(found: list[Run], tape: Tape, wide: frozenset[int]) -> list[Run]:
     """Runs with the formats and casts that the recorded operators of a trace have under autocast.
 
-    Those say which tensor is which and what has a gradient, but not which kernels are theirs: the
-    first call of an operator is the first of its runs, and so on, where there are as many of both.
+    Those say which tensor is which and what has a gradient, but not which kernels are theirs: both
+    lists have one order, so the longest runs of equal names belong together.
     """
     follow = Autocast(tape)
     follow.run()
-    said: dict[str, list[Decision]] = {}
-    for decision in follow.decisions:
-        said.setdefault(decision.op.name, []).append(decision)
-    mine: dict[str, list[int]] = {}
-    for at, run in enumerate(found):
-        mine.setdefault(run.op, []).append(at)
-    casts: dict[int, list[Decision]] = {}
+    names = [run.op for run in found], [decision.op.name for decision in follow.decisions]
+    own: dict[int, int] = {}  # the run of a decision
+    for at, first, count in SequenceMatcher(None, *names, autojunk=False).get_matching_blocks():
+        own |= {first + k: at + k for k in range(count)}
+    said: dict[int, list[Decision]] = {}
     last = 0
-    met: dict[str, int] = {}
-    for decision in follow.decisions:
-        name = decision.op.name
-        k = met[name] = met.get(name, -1) + 1
-        own = mine.get(name)
-        last = own[k * len(own) // len(said[name])] if own else last
-        casts.setdefault(last, []).append(decision)
+    for k, decision in enumerate(follow.decisions):
+        last = own.get(k, last)
+        said.setdefault(last, []).append(decision)
+    whose = {at: follow.decisions[k] for k, at in own.items()}
     return [
-        _recorded(run, casts.get(at, []), len(mine[run.op]) == len(said.get(run.op, ())), wide)
+        _recorded(run, said.get(at, []), None if run.task in wide else whose.get(at))
         for at, run in enumerate(found)
     ]
 
 
-def _recorded(run: Run, said: list[Decision], is_one: bool, wide: frozenset[int]) -> Run:
+def _recorded(run: Run, said: list[Decision], own: Decision | None) -> Run:
     """A run with the casts of some decisions, and the format of its own where it has one."""
-    own = [d for d in said if d.op.name == run.op] if is_one else []
-    half, mixed = run.is_half, run.is_mixed
-    if own and run.task not in wide:
-        half, mixed = own[0].is_narrow, own[0].is_mixed
-    made = tuple(c for d in said for c in d.casts if c.elements > 1)
     return replace(
-        run, is_half=half, is_mixed=mixed, recorded=made,
+        run, is_half=own.is_narrow if own else run.is_half,
+        is_mixed=own.is_mixed if own else run.is_mixed,
+        recorded=tuple(c for d in said for c in d.casts if c.elements > 1),
         returned=tuple(n for d in said for n in d.returned),
     )  # fmt: skip
 

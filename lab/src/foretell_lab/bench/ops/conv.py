@@ -1,7 +1,8 @@
 """Convolutions of images, volumes and rows, with both gradients, in both memory layouts.
 
 Padding is (r − 1)/2 where filters overlap and 0 where they do not (patches), so that the output
-of stride 1 has the size of the input. `convt2d` is the transposed convolution.
+of stride 1 has the size of the input. `convt2d` is the transposed convolution. A volume keeps its
+depth: strides are of its height and width.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ def cases() -> Iterator[Case]:
         yield from _each_way("conv2d", i, shape)
     for i, shape in enumerate(_volumes()):
         yield from _each_way("conv3d", 3 * i + 1, shape)
+    for i, shape in enumerate([*_more_volumes(), *_clips()]):
+        yield from _each_way("conv3d", i, shape)
+    for i, shape in enumerate([*_lines(), *_ends()]):
+        yield from _each_way("conv2d", 3 * i + 1, shape)
     for i, shape in enumerate(_transposed()):
         yield from _each_way("convt2d", 3 * i + 1, shape)
 
@@ -93,6 +98,75 @@ def _volumes() -> Iterator[dict[str, int]]:
         }
 
 
+# Batch, channels in and out, taps along time and across, stride, groups, frames, side.
+_CLIPS = "8x64x64x1x3x1x1x4x28 8x256x64x1x1x1x1x4x28 8x64x256x1x1x1x1x4x28 8x128x128x1x3x2x1x4x28"
+_CLIPS += " 8x512x256x3x1x1x1x4x14 8x8x8x1x3x1x1x32x28 8x32x8x3x1x1x1x32x28 8x8x32x1x1x1x1x32x28"
+_CLIPS += " 8x3x64x1x7x2x1x8x112 8x3x8x5x7x2x1x32x112 8x45x64x3x1x1x1x8x56 8x64x144x1x3x1x1x8x56"
+_CLIPS += " 8x54x54x3x3x1x54x13x80 8x108x108x3x3x1x108x13x40 8x216x216x3x3x1x216x13x20"
+_CLIPS += " 8x54x54x3x3x2x54x13x80 8x432x432x3x3x1x432x13x10 8x24x24x5x1x1x24x13x80"
+_CLIPS += (
+    " 8x24x54x1x1x1x1x13x80 8x96x216x1x1x1x1x13x20 8x216x96x1x1x1x1x13x20 4x1x32x3x3x1x1x64x64"
+)
+_CLIPS += " 16x64x64x3x3x1x1x8x56 16x128x128x3x3x1x1x4x28 16x256x256x3x3x1x1x2x14"
+
+
+def _more_volumes() -> Iterator[dict[str, int]]:
+    """Volumes as they fall: cubes and clips, filters deep, flat and of one tap."""
+    draws = fill(40, (1, 32), (4, 512), (8, 512), (4, 64), (7, 64))
+    for i, (n, c, k, t, h) in enumerate(draws):
+        c, k = snap(c, (16, 8, 32, 1)[i % 4]), snap(k, (16, 8, 32)[i % 3])
+        t, h = round(t), round(h)
+        r, s = ((3, 3), (1, 3), (3, 1), (1, 1), (3, 3), (5, 3))[i % 6]
+        n = max(1, min(round(n), int(6e7 / (t * h * h * max(c, k)))))
+        if n * t * h * h * max(c, k) < 2e8:
+            yield _volume(n, c, k, r, s, 2 if i % 5 == 3 else 1, 1, t, h)
+
+
+def _clips() -> Iterator[dict[str, int]]:
+    """Layers of SlowFast, R(2+1)D, X3D, 3-D ResNets."""
+    for sizes in dims(_CLIPS):
+        yield _volume(*sizes)
+
+
+def _volume(
+    n: int, c: int, k: int, r: int, s: int, stride: int, groups: int, t: int, h: int
+) -> dict[str, int]:
+    return {
+        "n": n, "c": c, "k": k, "r": r, "s": s, "stride": stride, "groups": groups,
+        "t": t, "h": h, "w": h,
+    }  # fmt: skip
+
+
+# Batch, channels in and out, taps, stride, groups, length: speech nets, vocoders, Mamba, Conformer.
+_LINES = "8x768x768x128x1x16x250 8x512x512x3x2x1x8000 8x512x512x3x2x1x2000 8x512x512x2x2x1x500"
+_LINES += " 8x1x512x10x5x1x80000 8x80x384x3x1x1x3000 8x384x384x3x2x1x3000 16x256x256x31x1x256x200"
+_LINES += " 16x512x512x15x1x512x400 8x1024x1024x4x1x1024x512 16x256x256x7x1x1x512"
+_LINES += " 16x128x128x3x1x1x512 16x128x128x11x1x1x512 16x64x64x7x1x1x4096 16x32x32x11x1x1x8192"
+_LINES += " 16x16x16x3x1x1x16384 16x1024x1024x128x1x16x400 4x64x128x2x1x1x8000 4x64x64x1x1x1x8000"
+_LINES += " 64x64x128x1x1x1x2048 64x128x1024x1x1x1x2048 8x512x512x32x1x8x600 8x256x256x64x1x4x1000"
+_LINES += " 32x384x384x9x1x384x256 16x768x768x65x1x32x300 16x256x512x5x2x2x1200"
+
+
+def _lines() -> Iterator[dict[str, int]]:
+    """1-D convolutions, as images of one row."""
+    for n, c, k, taps, stride, groups, length in dims(_LINES):
+        yield {"n": n, "c": c, "k": k, "r": 1, "s": taps, "stride": stride, "groups": groups, "h": 1, "w": length}  # noqa: E501  # fmt: skip
+
+
+# Batch, channels in and out, taps, stride, side: first and last layers, whose channels are odd.
+_ENDS = "8x256x21x1x1x64 8x256x19x1x1x128 8x512x150x1x1x64 8x48x3x1x1x256 16x64x1x1x1x128"
+_ENDS += " 4x256x91x1x1x64 8x128x2x1x1x256 32x64x3x3x1x64 64x128x3x3x1x32 16x128x4x3x1x32"
+_ENDS += " 16x320x4x3x1x32 8x64x1x3x1x128 512x4x32x8x4x84 640x3x16x3x1x64 128x4x32x8x4x84"
+_ENDS += " 64x4x320x3x1x32 32x3x64x3x1x64 64x3x128x3x1x32 8x1x48x3x1x256 8x3x32x3x2x512"
+_ENDS += " 8x1x64x7x1x256 16x9x64x5x2x64 256x32x64x4x2x20 256x64x64x3x1x9 8x256x36x3x1x32"
+
+
+def _ends() -> Iterator[dict[str, int]]:
+    """The first layers of nets over pictures and frames, the last of those that make maps."""
+    for n, c, k, r, stride, side in dims(_ENDS):
+        yield {"n": n, "c": c, "k": k, "r": r, "s": r, "stride": stride, "groups": 1, "h": side, "w": side}  # noqa: E501  # fmt: skip
+
+
 def _transposed() -> Iterator[dict[str, int]]:
     """Generators and decoders: DCGAN, U-Net, the masks of Mask R-CNN."""
     for n, c, k, r, h in dims(_TRANSPOSED):
@@ -112,7 +186,7 @@ def padding(asked: Case) -> list[int]:
 def convolution(asked: Case, place: Place) -> Call:
     """A convolution or one of its gradients."""
     stride, pads, groups = [asked["stride"]] * len(padding(asked)), padding(asked), asked["groups"]
-    if asked["h"] == 1:
+    if asked["h"] == 1 or asked.op == "conv3d":
         stride[0] = 1
     x, weight = _operands(asked, place)
     transposed, zeros = asked.op == "convt2d", [0] * len(pads)
