@@ -25,7 +25,7 @@ from foretell.cost.measured import TimedOp, TimedOps
 from foretell.plan import Plan
 from foretell.predict import predict
 from foretell.pytorch import timed
-from foretell.pytorch.deploy import machine, op_times
+from foretell.pytorch.deploy import machine, op_times, rehearsal, units
 from foretell.pytorch.deploy.op_times import LocalPass, PricedOp
 from foretell.workload import load as workload
 from tests.pytorch.deploy.ranks import on_ranks
@@ -153,7 +153,7 @@ def test_a_model_that_cannot_be_taken_alone_is_left_to_the_prices_of_its_ops():
 
     batch = (torch.randn(4, 8), torch.zeros(4, dtype=torch.long))
     alone = LocalPass(Broken(8, 8), batch, None, lambda held: torch.optim.SGD(held.parameters()))
-    assert alone.fits(2)
+    assert op_times.fits(alone.model, 2)
     assert alone.taken(4) is None
 
 
@@ -251,3 +251,50 @@ def test_ranks_that_begin_a_step_apart_wait_for_each_other():
     for apart, none in on_ranks(2, begun_apart, 0.4):
         assert apart > 0.1
         assert none == 0.0
+
+
+def test_a_stand_in_has_the_tensors_of_the_model_in_its_units_and_stages():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Embedding(16, 8)
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)) for _ in range(3)
+            )
+
+    model = Net()
+    whole = rehearsal._stand_in(model, Plan(dp=2, zero=3), 1)
+    sizes = sorted(tuple(p.shape) for p in model.parameters())
+    assert sorted(tuple(p.shape) for p in whole.parameters()) == sizes
+    assert [b.dtype for b in whole.buffers()] == [b.dtype for b in model.buffers()]
+    held = [units.size_of(unit) for unit in units.units(model).values()]
+    assert [units.size_of(unit) for unit in units.units(whole).values()] == held
+    chunks = Plan(pp=2, chunks=2, schedule="interleaved", micro_batch=1)
+    staged = rehearsal._stand_in(model, chunks, 4)
+    assert len(staged) == 4
+    assert sorted(tuple(p.shape) for p in staged.parameters()) == sizes
+
+
+def rehearse(text):
+    """What a plan adds, and whether the model is as it was."""
+    from foretell.plan import Plan
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64))
+    before = [p.clone() for p in model.parameters()]
+    made = lambda held: torch.optim.Adam(held.parameters())  # noqa: E731
+    found = rehearsal.rehearsed(model, made, Plan.parse(text), 8, in_buckets=False)
+    same = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    return found, same
+
+
+@pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=1", "dp=2,zero=3", "pp=2,micro_batch=2"])
+def test_what_a_plan_adds_is_rehearsed_without_the_model(plan):
+    for found, same in on_ranks(2, rehearse, plan):
+        assert same
+        assert 0 < found.seconds < 60
+        assert found.unsure >= 0
+
+
+def test_what_depends_on_the_layers_is_not_rehearsed():
+    for text in ("tp=2", "dp=2,dtype=bf16", "dp=2,spatial=2", "cp=2", "dp=1"):
+        assert not rehearsal.can_rehearse(Plan.parse(text))

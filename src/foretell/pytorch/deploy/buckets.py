@@ -270,7 +270,13 @@ def share_buffers(
 
 
 def send_buffers(model: Any, group: Group = None) -> None:
-    """Give every rank of a group the buffers of its first."""
+    """Give every rank of a group the buffers of its first, those of one format in one message."""
     first = dist.get_process_group_ranks(group or dist.group.WORLD)[0]
+    kinds: dict[Any, list[Tensor]] = {}
     for buffer in model.buffers():
-        dist.broadcast(buffer.detach(), src=first, group=group)
+        kinds.setdefault((buffer.dtype, buffer.device), []).append(local(buffer.detach()))
+    for some in kinds.values():
+        flat = torch.cat([one.reshape(-1) for one in some])
+        dist.broadcast(flat, src=first, group=group)
+        for one, part in zip(some, flat.split([one.numel() for one in some]), strict=True):
+            one.copy_(part.view_as(one))

@@ -23,6 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from foretell.cluster.node import Device
 from foretell.cost import kernel
 from foretell.plan.framework import Running
+from foretell.pytorch import timed
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.script import default_loss
 from foretell.workload import Workload
@@ -198,6 +199,12 @@ def first_apart(
     return None
 
 
+def fits(model: Any, ranks: int) -> bool:
+    """Whether copies of a model for so many ranks fit in a part of the free memory."""
+    count = sum(p.numel() for p in model.parameters())
+    return bool(_COPIES * count * ranks < _SHARE * run_files.free_memory())
+
+
 @dataclass(frozen=True)
 class Taken:
     """Core seconds of a rank by itself."""
@@ -215,11 +222,6 @@ class LocalPass:
     batch: tuple[Tensor, ...]  # inputs and target of one data-parallel rank
     loss: Callable[..., Any] | None
     optimizer: Callable[[Any], Any]
-
-    def fits(self, ranks: int) -> bool:
-        """Whether copies of the model for so many ranks fit in a part of the free memory."""
-        count = sum(p.numel() for p in self.model.parameters())
-        return bool(_COPIES * count * ranks < _SHARE * run_files.free_memory())
 
     def taken(self, samples: int, times: int = 1, *, in_buckets: bool = False) -> Taken | None:
         """Forwards and backwards of so many samples, and updates; None where that fails.
@@ -244,17 +246,17 @@ class LocalPass:
             loss(model(*inputs), target).backward()
 
         rows: list[tuple[float, float]] = []
-        begun = time.perf_counter()
+        begun, clock = time.perf_counter(), timed.clock()
         while len(rows) < _WARM + _LEAST or (
             len(rows) < _MOST and time.perf_counter() - begun < _WHILE
         ):
             optimizer.zero_grad()
-            start = time.thread_time()
+            start = clock()
             for _ in range(times):
                 both()
-            middle = time.thread_time()
+            middle = clock()
             optimizer.step()
-            rows.append(((middle - start) / times, time.thread_time() - middle))
+            rows.append(((middle - start) / times, clock() - middle))
         passes, updates = zip(*rows[_WARM:], strict=True)
         return Taken(statistics.median(passes), statistics.median(updates), profiled(both))
 
