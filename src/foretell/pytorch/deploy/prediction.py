@@ -335,7 +335,6 @@ class Predictor:
             math.exp(EIGHTY_PERCENT * math.hypot(wide / EIGHTY_PERCENT, sigma, drift, waits, talk))
             for wide in (math.log(found.step / found.low), math.log(found.high / found.step))
         )
-        parts = found.breakdown
         return {
             "step_s": step,
             "low_s": step / down,
@@ -344,13 +343,22 @@ class Predictor:
             "waits_s": found_load.apart,
             "work_s": self.work,
             "added_s": self.added.seconds if self.added is not None else None,
-            "breakdown": parts
-            | {
-                "idle_s": parts["idle_s"] + found_load.apart,
-                "exchange_s": parts["exchange_s"] + added,
-            },
+            "breakdown": self._parts(dict(found.breakdown), found_load.apart),
             "runs": max((one.runs for one in self.machine.learned.values()), default=0),
         }
+
+    def _parts(self, found: dict[str, float], apart: float) -> dict[str, float]:
+        """The parts of a step; what was rehearsed, but for the update, are messages."""
+        if self.added is not None:
+            idle = found["idle_s"] if self.plan.pp > 1 else 0.0
+            sent = self.machine.factor("talk") * self.added.seconds - found["update_s"]
+            found = dict.fromkeys(found, 0.0) | {
+                "compute_s": self.work - idle,
+                "idle_s": idle,
+                "update_s": found["update_s"],
+                "exchange_s" if self.plan.pp > 1 else "reduce_s": sent,
+            }
+        return found | {"idle_s": found["idle_s"] + apart}
 
     def _added(
         self, machine: Machine, ops: TimedOps, messages: tuple[Message, ...], found: Any
