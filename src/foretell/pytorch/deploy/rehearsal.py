@@ -18,6 +18,7 @@ from torch import nn
 
 from foretell.plan import Plan
 from foretell.pytorch.deploy.actions import pipeline
+from foretell.pytorch.deploy.buckets import sent_buffers
 from foretell.pytorch.deploy.op_times import fits, put_in_buckets
 from foretell.pytorch.deploy.shard import quiet
 from foretell.pytorch.deploy.units import even_ends, units
@@ -171,7 +172,7 @@ class _Whole(nn.Module):  # type: ignore[misc]
 
 def _stand_in(model: Any, plan: Plan, many: int) -> Any:
     """A model with the same tensors, in the units that are sharded or the stages that are cut."""
-    every, buffers = list(model.parameters()), list(model.buffers())
+    every, buffers = list(model.parameters()), sent_buffers(model)
     if plan.pp > 1:
         num = pipeline(plan, many).num_stages
         ends = even_ends([p.numel() for p in every], num)
