@@ -253,6 +253,12 @@ def test_ranks_that_begin_a_step_apart_wait_for_each_other():
         assert none == 0.0
 
 
+def role(model, core=1e-3, **more):
+    """What a stand-in of a model acts."""
+    make = lambda held: torch.optim.Adam(held.parameters())  # noqa: E731
+    return rehearsal.Role(model, make, 8, core, **more)
+
+
 def test_a_stand_in_has_the_tensors_of_the_model_in_its_units_and_stages():
     class Net(nn.Module):
         def __init__(self):
@@ -263,36 +269,50 @@ def test_a_stand_in_has_the_tensors_of_the_model_in_its_units_and_stages():
             )
 
     model = Net()
-    whole = rehearsal._stand_in(model, Plan(dp=2, zero=3), 1)
+    whole = rehearsal._stand_in(role(model), Plan(dp=2, zero=3))
     sizes = sorted(tuple(p.shape) for p in model.parameters())
     assert sorted(tuple(p.shape) for p in whole.parameters()) == sizes
     assert [b.dtype for b in whole.buffers()] == [b.dtype for b in model.buffers()]
     held = [units.size_of(unit) for unit in units.units(model).values()]
     assert [units.size_of(unit) for unit in units.units(whole).values()] == held
+    assert sum(unit.act.core for unit in whole.units) == pytest.approx(1e-3 / 8)
     chunks = Plan(pp=2, chunks=2, schedule="interleaved", micro_batch=1)
-    staged = rehearsal._stand_in(model, chunks, 4)
+    staged = rehearsal._stand_in(role(model), chunks)
     assert len(staged) == 4
     assert sorted(tuple(p.shape) for p in staged.parameters()) == sizes
 
 
-def rehearse(text):
-    """What a plan adds, and whether the model is as it was."""
+def test_the_stages_of_a_line_are_cut_as_it_is_and_work_as_its_children_do():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4), nn.Linear(4, 2))
+    parts = [op_times.Part(share, wide) for share, wide in ((0.5, 8), (0.1, 8), (0.3, 4), (0.1, 2))]
+    plan = Plan(pp=2, micro_batch=2, layers=(3, 1))
+    first, last = rehearsal._stand_in(role(model, parts=parts), plan)
+    assert first.act.core == pytest.approx(0.9e-3 / 8)
+    assert (first.act.width, last.act.width) == (4, 2)
+    assert [tuple(p.shape) for p in last.held] == [(2, 4), (2,)]
+    x = torch.zeros(2, 1)
+    last(first(x)).sum().backward()
+    assert all(p.grad is not None for p in first.parameters())
+
+
+def rehearse(text, core):
+    """A step acted out, and whether the model is as it was."""
     from foretell.plan import Plan
 
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64))
     before = [p.clone() for p in model.parameters()]
-    made = lambda held: torch.optim.Adam(held.parameters())  # noqa: E731
-    found = rehearsal.rehearsed(model, made, Plan.parse(text), 8, in_buckets=False)
+    found = rehearsal.rehearsed(role(model, core), Plan.parse(text))
     same = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     return found, same
 
 
 @pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=1", "dp=2,zero=3", "pp=2,micro_batch=2"])
-def test_what_a_plan_adds_is_rehearsed_without_the_model(plan):
-    for found, same in on_ranks(2, rehearse, plan):
+def test_a_step_is_acted_out_without_the_model(plan):
+    for found, same in on_ranks(2, rehearse, plan, 0.1):
         assert same
-        assert 0 < found.seconds < 60
+        assert 0.04 < found.seconds < 60  # the work of a stage, at least
         assert found.unsure >= 0
+        assert found.load >= 1
 
 
 def test_what_depends_on_the_layers_is_not_rehearsed():

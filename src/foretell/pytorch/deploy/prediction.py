@@ -1,10 +1,10 @@
 """A run predicted by its own ranks, before its first step, for the machine that they are on.
 
 Each op of the captured step is timed alone, on all ranks at once, and so are the collectives of the
-plan; how much of a core a rank gets says how busy the machine is. What a plan adds to the work is
-rehearsed without the model (→ rehearsal.py). No step is taken. What was timed is kept
-(→ machine.py), with what earlier runs taught about prices, so that the next run times only what is
-new.
+plan; how much of a core a rank gets says how busy the machine is. Where a plan splits no layer,
+its step is acted out with these times (→ rehearsal.py), else it is priced from them. No step is
+taken. What was timed is kept (→ machine.py), with what earlier runs taught, so that the next run
+times only what is new.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from foretell.cluster.cluster import Calibration, Cluster
 from foretell.cluster.levels import Message
@@ -32,7 +31,7 @@ from foretell.predict import predict
 from foretell.predict.interval import EIGHTY_PERCENT
 from foretell.pytorch import timed
 from foretell.pytorch.capture import capture
-from foretell.pytorch.deploy.batch_norm import normalize
+from foretell.pytorch.deploy.batch_norm import norms
 from foretell.pytorch.deploy.deferred import with_memory
 from foretell.pytorch.deploy.machine import (
     BURN,
@@ -54,7 +53,7 @@ from foretell.pytorch.deploy.op_times import (
     priced_ops,
     shown_as,
 )
-from foretell.pytorch.deploy.rehearsal import Rehearsed, rehearsed
+from foretell.pytorch.deploy.rehearsal import Rehearsed, Role, rehearsed
 from foretell.pytorch.ranks.links import line, this_machine
 from foretell.pytorch.ranks.machine import cluster_text
 from foretell.pytorch.ranks.pin import allowed
@@ -67,14 +66,12 @@ _SENT = (4096, 65536, 1048576)  # bytes of the messages that are timed
 _LARGEST = 16 * 2**20
 _CACHE = 32 * 2**20  # bytes that a step writes between two messages of the same bucket
 _REPEATS = 8
-_NORM = "batch_norm"
 _PARAMETERS = 2**26  # that an optimizer is timed on at most
-_NOTHING = 1e-12  # seconds
 _LITTLE = 0.02  # of a step: parts below it teach nothing
 _LONG = 2e-5  # seconds of an op: shorter ones are mostly Python, the dispatcher and autograd
-_OWN = 1.3  # wall over core seconds that a step's own messages, on the cores it works on, may make
+_QUIET = 1.3  # wall over core seconds, up to which a step says more of the model than of the load
 _DRIFT = SPREAD["drift"]
-_WHOLE = ("host", "talk")  # factors that are of no family of ops
+_WHOLE = ("host", "step")  # factors that are of no family of ops
 
 
 @dataclass(frozen=True)
@@ -114,14 +111,13 @@ class Predictor:
             self.plan = self.plan.but(overlap=False)  # messages take the cores that work is done on
         self.machine = load_machine(this_machine(), self.ranks, torch.get_num_threads())
         self.size = 0.0  # bytes of the largest message
-        self.norms: list[TimedOp] = []  # batch norms that wait for other ranks
         self.answer: dict[str, Any] = {}
         self.known: dict[str, Any] | None = None  # the answer, where nothing is measured for it
         self.families: dict[str, float] = {}  # the same by family, where they were seen in it
         self.in_place = 1.0  # how many times as long as priced ops take in the model
         self.unsteady = 0.0  # standard error of the logarithm of a large message's seconds
-        self.added: Rehearsed | None = None  # what the plan adds to the work of a step
-        self.work = 0.0  # seconds of that work, as predicted
+        self.taken: Taken | None = None  # the model on a rank by itself
+        self.acted: Rehearsed | None = None  # a step that was acted out
         self.workload: Workload | None = None
 
     def prepare(self) -> None:
@@ -136,11 +132,10 @@ class Predictor:
         ops, self.size = box[0]
         found = dict(zip(ops, _together([timed.seconds(op) for op in ops]), strict=True))
         seconds = {op: took for op, took in found.items() if took is not None}
-        taken = self._taken_alone()
+        taken = self.taken = self._taken_alone()
         update = None if taken is None else taken.update
         seconds |= _updates(self.step, [op for op in ops if op.op == "optimizer"], update)
         launch = _together([timed.launch()])[0] or 0.0
-        self.norms = [op for op in ops if op.op.startswith(_NORM)] if self._syncs else []
         self.machine = self.machine.with_ops(seconds, launch)
         if dist.get_rank() == 0:
             save_machine(self.machine)
@@ -161,30 +156,63 @@ class Predictor:
         """
         if self.known is not None:
             return self.known if dist.get_rank() == 0 else {}
-        self.added = self._rehearsed()
+        self.acted = rehearsed(self._role(between), self.asked)
+        if self.acted is not None:
+            self.answer = {} if dist.get_rank() else self._as_acted(self.acted)
+            return self.answer
         load = probe(self.plan, self._piece(), between)
         if torch.get_num_threads() > 1:  # work was timed by the wall, all ranks at once
             load = load._replace(busy=1.0, unsteady=0.0)
-        busy = load.busy
         sent = list(_messages(self.plan, self.size))
         self.unsteady = max((off for _, off in sent), default=0.0)
         messages = tuple(
             m._replace(start=max(m.start, load.sent if m.op == "send" else load.late))
             for m, _ in sent
         )
-        shared = {op: took / busy for op, took in _norms(self.norms, self.step.norm_group)}
-        if dist.get_rank():
-            return {}
-        here = self.machine.with_ops(shared, self.machine.launch)  # of this plan alone: not kept
-        self.answer = self._prediction(here, load, messages)
+        self.answer = {} if dist.get_rank() else self._prediction(load, messages)
         return self.answer
 
-    def _rehearsed(self) -> Rehearsed | None:
-        """What the plan adds to the work of a step; None where that cannot be rehearsed."""
-        step = self.step
-        return rehearsed(
-            step.model, step.optimizer, self.asked, step.samples, in_buckets=self._has_buckets
+    def _role(self, between: Callable[[], Any] | None) -> Role:
+        """What the stand-in of the model has to act."""
+        step, box = self.step, [0.0]
+        passes = step.samples / self._at_once
+        if self.taken is not None:
+            box[0] = self.taken.compute * passes
+        elif dist.get_rank() == 0:
+            box[0] = self._priced_alone() * passes
+        if self.taken is None:
+            dist.broadcast_object_list(box, src=0)
+        parts = () if self.taken is None else self.taken.parts
+        return Role(
+            step.model, step.optimizer, step.samples, box[0], parts, self._has_buckets, between
         )
+
+    def _as_acted(self, acted: Rehearsed) -> dict[str, Any]:
+        """The prediction, where a step was acted out."""
+        assert self.workload is not None
+        step = self.machine.factor("step") * acted.seconds
+        drift = _DRIFT["idle"] + _DRIFT["load"] * math.log(acted.load)
+        wide = math.exp(EIGHTY_PERCENT * math.hypot(acted.unsure, drift))
+        parts = dict(predict(self.plan, self.workload, self._as_timed()).breakdown)
+        for name in ("exchange_s", "reduce_s"):
+            parts[name] = 0.0
+        if self.taken is not None:
+            alone = self.taken.compute * self.step.samples / self._at_once
+            parts["compute_s"] = alone / self.plan.pp
+        parts["idle_s"] *= self.plan.pp > 1
+        work = acted.load * sum(parts.values())
+        parts = {name: min(acted.load, step / work) * took for name, took in parts.items()}
+        left = max(step - sum(parts.values()), 0.0)
+        parts["exchange_s" if self.plan.dp == 1 else "reduce_s"] = left
+        return {
+            "step_s": step,
+            "low_s": step / wide,
+            "high_s": step * wide,
+            "load": acted.load,
+            "waits_s": 0.0,
+            "breakdown": parts,
+            "runs": max((one.runs for one in self.machine.learned.values()), default=0),
+        }
 
     def _piece(self) -> float:
         """Core seconds that a rank works between two messages of a step; the same on all ranks."""
@@ -208,12 +236,14 @@ class Predictor:
         is_plain = plan.precision in ("", "fp32") and plan.dtype in ("", "fp32")
         found = None
         if alone is not None and is_plain and fits(alone.model, self.ranks):
+            if self.step.norm_group is not None and plan.dp > 1 and norms(alone.model):
+                alone = replace(alone, alone=dist.new_subgroups(1)[0])
             many = max(round(self._actions / 2), 1)
             found = alone.taken(self._at_once, many, in_buckets=self._has_buckets)
         both = _together([None, None] if found is None else [found.compute, found.update])
         if found is None or both[0] is None or both[1] is None:
             return None
-        return Taken(both[0], both[1], found.ops)
+        return replace(found, compute=both[0], update=both[1])
 
     @property
     def _has_buckets(self) -> bool:
@@ -250,11 +280,6 @@ class Predictor:
         cluster = self._as_timed()
         return float(predict(self.plan, self.workload, cluster).breakdown["compute_s"])
 
-    @property
-    def _syncs(self) -> bool:
-        """Whether batch norms wait for other ranks."""
-        return self.step.norm_group is not None and self.plan.dp > 1
-
     def _on_gpus(self) -> dict[str, Any]:
         """The same from a data sheet and fitted prices, where the GPU is a known one."""
         device = titled(torch.cuda.get_device_name())
@@ -278,10 +303,7 @@ class Predictor:
         """
         try:
             self.workload = self.step.workload("cpu")
-            known = self.machine.seconds
-            if self._syncs:
-                known = {op: s for op, s in known.items() if not op.op.startswith(_NORM)}
-            ops = TimedOps(known)
+            ops = TimedOps(self.machine.seconds)
             predict(self.plan, self.workload, self._machines(self.machine, ops))
         except ForetellError as error:
             return {"why": error.message}
@@ -311,26 +333,23 @@ class Predictor:
         )
         return replace(found, groups=groups, _ways={}, _levels={}).calibrated(calibration)
 
-    def _prediction(
-        self, machine: Machine, found_load: Load, messages: tuple[Message, ...]
-    ) -> dict[str, Any]:
+    def _prediction(self, found_load: Load, messages: tuple[Message, ...]) -> dict[str, Any]:
         assert self.workload is not None
-        load = found_load.busy
-        own = {op for op in machine.seconds if op.op == "optimizer"} | set(self.norms)
-        seconds = {  # which were timed in their place
-            op: took / self.in_place if op in own else took for op, took in machine.seconds.items()
+        load, machine = found_load.busy, self.machine
+        seconds = {  # an update was timed in its place
+            op: took / self.in_place if op.op == "optimizer" else took
+            for op, took in machine.seconds.items()
         }
         ops = TimedOps(seconds, load * self.in_place)
         cluster = self._machines(machine, ops, messages)
         found = predict(self.plan, self.workload, cluster)
-        added, unsure = self._added(machine, ops, messages, found)
-        step = found.step + added + found_load.apart
+        step = found.step + found_load.apart
         # work that is longer than what was timed for the load sees more of its mean
         sigma = found_load.unsteady * min(1.0, BURN / step) ** 0.5
         drift = _DRIFT["idle"] + _DRIFT["load"] * math.log(found_load.others)
         # one step waits by other seconds than the next, and waiting may be another's altogether
         waits = math.log1p(max(found_load.apart_off, found_load.apart) / step)
-        talk = math.log1p(unsure / step)
+        talk = math.log1p(math.expm1(self.unsteady) * found.breakdown["reduce_s"] / step)
         down, up = (
             math.exp(EIGHTY_PERCENT * math.hypot(wide / EIGHTY_PERCENT, sigma, drift, waits, talk))
             for wide in (math.log(found.step / found.low), math.log(found.high / found.step))
@@ -341,44 +360,9 @@ class Predictor:
             "high_s": step * up,
             "load": found_load.others,
             "waits_s": found_load.apart,
-            "work_s": self.work,
-            "added_s": self.added.seconds if self.added is not None else None,
-            "breakdown": self._parts(dict(found.breakdown), found_load.apart),
+            "breakdown": found.breakdown | {"idle_s": found.breakdown["idle_s"] + found_load.apart},
             "runs": max((one.runs for one in self.machine.learned.values()), default=0),
         }
-
-    def _parts(self, found: dict[str, float], apart: float) -> dict[str, float]:
-        """The parts of a step; what was rehearsed, but for the update, are messages."""
-        if self.added is not None:
-            idle = found["idle_s"] if self.plan.pp > 1 else 0.0
-            sent = self.machine.factor("talk") * self.added.seconds - found["update_s"]
-            found = dict.fromkeys(found, 0.0) | {
-                "compute_s": self.work - idle,
-                "idle_s": idle,
-                "update_s": found["update_s"],
-                "exchange_s" if self.plan.pp > 1 else "reduce_s": sent,
-            }
-        return found | {"idle_s": found["idle_s"] + apart}
-
-    def _added(
-        self, machine: Machine, ops: TimedOps, messages: tuple[Message, ...], found: Any
-    ) -> tuple[float, float]:
-        """Seconds that the plan adds beyond what is priced of it, and how unsure all of them are.
-
-        Priced is a step whose ops but the update take no time, and whose stages send nothing large,
-        as the rehearsed one's do.
-        """
-        if self.added is None or self.workload is None:
-            self.work = 0.0
-            return 0.0, math.expm1(self.unsteady) * float(found.breakdown["reduce_s"])
-        idle = {op: s if op.op == "optimizer" else _NOTHING for op, s in ops.seconds.items()}
-        short = (m._replace(slope=0.0) if m.op == "send" else m for m in messages)
-        still = replace(machine, launch=_NOTHING)
-        cluster = self._machines(still, TimedOps(idle, ops.load), short)
-        priced = float(predict(self.plan, self.workload, cluster).step)
-        self.work = found.step - priced
-        whole = machine.factor("talk") * self.added.seconds
-        return whole - priced, whole * self.added.unsure
 
     def ops(self) -> list[PricedOp]:
         """The ops of a step of one rank alone, in order, as priced without load."""
@@ -412,7 +396,7 @@ class Predictor:
         """Keep how much longer than alone ops took in a step; the first that parts, if one does.
 
         `cpu` are the core seconds of the quickest step: others share caches with what else runs.
-        What `step`, at the `load` there was, took beyond work and update, its messages took.
+        On a quiet machine what `step` took beside the one that was acted out is kept, too.
         """
         ops = self.ops()
         if not ops:
@@ -420,11 +404,9 @@ class Predictor:
         rest = cpu - profiled.families.get("optimizer", 0.0)
         ratios, rest = self._ratios(profiled, rest, ops)
         ratios["host"] = rest / (len(ops) * self.machine.launch)
-        sent = self.added.seconds if self.added is not None else 0.0
-        if sent > _LITTLE * step:
-            busy = load / self.answer["load"] if load > _OWN else 1.0
-            ratios["talk"] = (step - self.answer["waits_s"] - busy * self.work) / (busy * sent)
-        save_machine(self.machine.with_run(ratios, {"talk": sent / step}))
+        if self.acted is not None and max(load, self.acted.load) < _QUIET:
+            ratios["step"] = step / self.acted.seconds
+        save_machine(self.machine.with_run(ratios))
         return first_apart(ops, profiled.forward)
 
 
@@ -496,26 +478,6 @@ def _messages(plan: Plan, size: float) -> Iterable[tuple[Message, float]]:
         (small, first), (large, last) = rows[0], rows[-1]
         slope = max((last - first) / (large - small), 0.0)
         yield Message("send", 2, max(first - slope * small, 0.0), slope), 0.0
-
-
-def _norms(asked: list[TimedOp], group: Any) -> Iterable[tuple[TimedOp, float]]:
-    """Batch norms with the statistics of all ranks, forward and backward: timed together."""
-    for op in asked:
-        size = dict(op.shape)
-        channels = int(size.get("rows") or 64)
-        count = int(size.get("n") or channels * size.get("cols", 1.0))
-        norm = nn.BatchNorm1d(channels)
-        x = torch.randn(1, channels, max(count // channels, 2), requires_grad=True)
-        took = []
-        for _ in range(_REPEATS):
-            dist.barrier()
-            start = time.perf_counter()
-            y = normalize(norm, group, x)
-            middle = time.perf_counter()
-            y.sum().backward()
-            ends = time.perf_counter()
-            took.append(ends - middle if op.op.endswith("backward") else middle - start)
-        yield op, usual(_of_slowest(took))
 
 
 def _of_slowest(took: list[float]) -> Tensor:

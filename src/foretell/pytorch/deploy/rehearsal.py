@@ -1,15 +1,19 @@
-"""What a plan adds to the work of a step: its messages, hooks, copies and updates, rehearsed.
+"""A step acted out: the plan on the ranks of the run, with a stand-in for the model.
 
-A stand-in has the tensors of the model, units and stages of the same sizes, and next to no work.
-It is deployed as the plan says on the ranks of the run, and takes steps. What these take beside a
-forward and backward of the stand-in on each rank by itself is what the plan adds: the messages have
-their own sizes, ranks and order, and find the caches and the load that steps find.
+The stand-in has the tensors of the model in units and stages of the same sizes, outputs of stages
+as large, and the messages of its batch norms. In place of its ops it works for as many core seconds
+as they take on a rank by itself (→ op_times.py). Deployed as the plan says it takes steps: messages
+have their own sizes, ranks and order, hooks and updates their own tensors, and work and messages
+find each other and the load of the machine as they do in steps of the model. No step of the model
+is taken.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,15 +21,19 @@ import torch.distributed as dist
 from torch import nn
 
 from foretell.plan import Plan
+from foretell.pytorch import timed
+from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.actions import pipeline
-from foretell.pytorch.deploy.buckets import sent_buffers
-from foretell.pytorch.deploy.op_times import fits, put_in_buckets
+from foretell.pytorch.deploy.buckets import ALIKE, sent_buffers
+from foretell.pytorch.deploy.op_times import Part, fits, put_in_buckets
 from foretell.pytorch.deploy.shard import quiet
-from foretell.pytorch.deploy.units import even_ends, units
+from foretell.pytorch.deploy.units import even_ends, size_of, stage_ends, units
 
 Tensor = Any
-_WARM, _LEAST, _MOST = 2, 6, 24  # steps
-_WHILE = 1.0  # seconds of steps, beyond the least
+_WARM, _LEAST, _MOST = 3, 8, 60  # steps
+_WHILE = 2.0  # seconds of steps, beyond the least
+_BACK = 2.0  # core seconds of a backward over those of its forward
+_SIDES = (256, 32)  # of the matmuls that stand for ops: many threads share the larger
 # what a stand-in has no ops or layers for
 _WITHOUT: dict[str, Any] = {
     "layers": (), "recompute": "none", "recompute_layers": 0, "compile": False, "whatifs": (),
@@ -33,10 +41,11 @@ _WITHOUT: dict[str, Any] = {
 
 
 class Rehearsed(NamedTuple):
-    """Seconds that a plan adds to a step, by its slowest rank."""
+    """Seconds of a step that was acted out, by its slowest rank."""
 
     seconds: float
-    unsure: float  # standard error of them, as a share
+    unsure: float  # standard error of their logarithm
+    load: float  # core and waiting seconds over core seconds, of the rank that waits longest
 
 
 def can_rehearse(plan: Plan) -> bool:
@@ -47,36 +56,81 @@ def can_rehearse(plan: Plan) -> bool:
     return plan.ranks == plan.dp * plan.pp > 1 and not any(others) and not formats
 
 
-def rehearsed(
-    model: Any, optimizer: Callable[[Any], Any], plan: Plan, samples: int, *, in_buckets: bool
-) -> Rehearsed | None:
-    """What a plan adds to a step of `samples` on each data-parallel rank; asked on all ranks.
+@dataclass(frozen=True)
+class Role:
+    """What a stand-in acts: a model, and what it takes on a rank by itself."""
+
+    model: Any
+    optimizer: Callable[[Any], Any]
+    samples: int  # of a step on one data-parallel rank
+    core: float  # core seconds of a forward and backward of all of them
+    parts: Sequence[Part] = ()  # of an nn.Sequential, in order: what each of its children does
+    in_buckets: bool = False  # whether these put gradients where they leave from
+    between: Callable[[], Any] | None = None  # what a rank does between two steps
+
+
+def rehearsed(role: Role, plan: Plan) -> Rehearsed | None:
+    """Seconds of a step of the stand-in; asked on all ranks.
 
     None where the copies of the tensors do not fit, or there is no such optimizer.
     """
     from foretell.pytorch.deploy.apply import deploy  # which a prediction of others does not need
 
-    if not can_rehearse(plan) or not _agreed(fits(model, dist.get_world_size())):
+    if not can_rehearse(plan) or not _agreed(fits(role.model, dist.get_world_size())):
         return None
-    plan = plan.but(**_WITHOUT)
-    many = _micro_batches(plan, samples)
-    ours, plain = (_stand_in(model, plan, many) for _ in range(2))
-    update = optimizer(ours)
+    role = replace(role, core=max(role.core - _bare(role, plan), 0.0))
+    stand_in = _stand_in(role, plan)
+    update = role.optimizer(stand_in)
     if update is None:
         return None
-    if in_buckets:
-        put_in_buckets(plain)
-    x = torch.zeros(samples, 1)
-    made = deploy(ours, update, plan, loss=_total, device="cpu", samples=samples)
-
-    def alone() -> None:
-        for one in x.chunk(many):
-            _total(plain(one), one).backward()
-
+    x = torch.zeros(role.samples, 1)
+    acted = plan.but(**_WITHOUT)
+    made = deploy(stand_in, update, acted, loss=_total, device="cpu", samples=role.samples)
+    if plan.dp > 1:
+        for unit in stand_in.modules():
+            if isinstance(unit, _Unit):
+                unit.act.group = made.places.group("dp")
+    rows, begun, waited, core = list[float](), time.perf_counter(), 0.0, 0.0
     with quiet():
-        rows = _in_turn(lambda: made.step((x,), x), alone, plain)
-    each = rows[:, 0] - rows[:, 1] / plan.pp
-    return Rehearsed(*_middle(each))
+        while _agreed(
+            len(rows) < _WARM + _LEAST
+            or (len(rows) < _MOST and time.perf_counter() - begun < _WHILE)
+        ):
+            (role.between or dist.barrier)()
+            queued, start, spent = run_files.queued(), time.perf_counter(), time.thread_time()
+            made.step((x,), x)
+            rows.append(time.perf_counter() - start)
+            core += time.thread_time() - spent
+            waited += run_files.queued() - queued
+    found = torch.tensor([*rows[_WARM:], 1.0 + waited / max(core, 1e-9)], dtype=torch.float64)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    took = found[:-1]
+    unsure = float(took.log().std()) / len(took) ** 0.5
+    return Rehearsed(float(took.median()), unsure, float(found[-1]))
+
+
+def _bare(role: Role, plan: Plan) -> float:
+    """Core seconds of a forward and backward of the stand-in without work, on a rank by itself."""
+    idle = replace(role, core=0.0, parts=[part._replace(share=0.0) for part in role.parts])
+    model, many, clock, found = (
+        _stand_in(idle, plan),
+        _micro_batches(plan, role.samples),
+        timed.clock(),
+        [],
+    )
+    for unit in model.modules():
+        if isinstance(unit, _Unit):
+            unit.act.norms = ()
+    if role.in_buckets:
+        put_in_buckets(model)
+    x = torch.zeros(role.samples, 1)
+    for _ in range(_WARM + _LEAST):
+        model.zero_grad()
+        start = clock()
+        for one in x.chunk(many):
+            _total(model(one), one).backward()
+        found.append(clock() - start)
+    return statistics.median(found[_WARM:])
 
 
 def _agreed(here: bool) -> bool:
@@ -86,65 +140,79 @@ def _agreed(here: bool) -> bool:
     return bool(found)
 
 
-def _in_turn(ours: Callable[[], Any], alone: Callable[[], Any], plain: Any) -> Tensor:
-    """Seconds of both, of the slowest rank, each time."""
-    rows: list[tuple[float, float]] = []
-    begun = time.perf_counter()
-    while _agreed(
-        len(rows) < _WARM + _LEAST or (len(rows) < _MOST and time.perf_counter() - begun < _WHILE)
-    ):
-        plain.zero_grad()
-        dist.barrier()
-        start = time.perf_counter()
-        ours()
-        middle = time.perf_counter()
-        dist.barrier()
-        last = time.perf_counter()
-        alone()
-        rows.append((middle - start, time.perf_counter() - last))
-    found = torch.tensor(rows[_WARM:], dtype=torch.float64)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return found
-
-
-def _middle(seconds: Tensor) -> tuple[float, float]:
-    """The median, and how sure it is, from the quartiles."""
-    parts = torch.tensor([0.25, 0.5, 0.75], dtype=seconds.dtype)
-    low, middle, high = seconds.quantile(parts).tolist()
-    middle = max(middle, 0.0)
-    return middle, 0.93 * (high - low) / len(seconds) ** 0.5 / max(middle, 1e-9)
-
-
-def _micro_batches(plan: Plan, samples: int) -> int:
-    if plan.micro_batch:
-        return max(samples // plan.micro_batch, 1)
-    return plan.pp
-
-
 def _total(output: Tensor, _: Any) -> Tensor:
     return output.sum()
 
 
+class Work:
+    """Work of any number of core seconds, in matmuls."""
+
+    def __init__(self) -> None:
+        self.kinds = []
+        for side in _SIDES:
+            x = torch.randn(side, side)
+            self.kinds.append((x, timed.timed(lambda x=x: x @ x)))
+
+    def __call__(self, seconds: float) -> None:
+        for x, each in self.kinds:
+            many = int(seconds / each)
+            for _ in range(many):
+                x @ x
+            seconds -= many * each
+
+
+@dataclass
+class _Act:
+    """What a unit does in place of its ops."""
+
+    work: Work
+    core: float  # core seconds a sample, there and back
+    norms: Sequence[int] = ()  # channels of batch norms that use the statistics of all ranks
+    width: int = 0  # numbers a sample of its output; those of its input where 0
+    group: Any = None
+
+    def there(self, samples: int) -> None:
+        """Work as a forward does, and send the sums and squares of batch norms."""
+        for channels in self.norms:
+            for size in (channels + 1, channels):
+                dist.all_reduce(torch.zeros(size), group=self.group)
+        self.work(self.core * samples / (1 + _BACK))
+
+    def back(self, samples: int) -> None:
+        """Work as a backward does, and send the gradients of these."""
+        self.work(self.core * samples * _BACK / (1 + _BACK))
+        for channels in self.norms:
+            for size in (channels, channels + 1):
+                dist.all_reduce(torch.zeros(size), group=self.group)
+
+
 class _Touch(torch.autograd.Function):  # type: ignore[misc]
-    """Its input again; the gradients of parameters that come along are made and nothing else."""
+    """Acts a forward; gradients of parameters are made in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, act: _Act, x: Tensor, *parameters: Tensor) -> Tensor:
         ctx.save_for_backward(*parameters)
-        return x.clone()
+        ctx.act, ctx.shape = act, x.shape
+        act.there(len(x))
+        return x.new_zeros(len(x), act.width) if act.width else x.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.act.back(len(gradient))
         made = (torch.full_like(p, 1e-3) for p in ctx.saved_tensors)
-        wanted = ctx.needs_input_grad[1:]
-        return gradient, *(g if w else None for g, w in zip(made, wanted, strict=True))
+        wanted = ctx.needs_input_grad[2:]
+        grads = [g if w else None for g, w in zip(made, wanted, strict=True)]
+        return None, gradient.new_zeros(ctx.shape), *grads
 
 
 class _Unit(nn.Module):  # type: ignore[misc]
-    """The tensors of a unit."""
+    """The tensors of a unit, and what it does."""
 
-    def __init__(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()) -> None:
+    def __init__(
+        self, act: _Act, tensors: Sequence[Tensor], buffers: Sequence[Tensor] = ()
+    ) -> None:
         super().__init__()
+        self.act = act
         self.held = nn.ParameterList(
             nn.Parameter(torch.full(p.shape, 0.01, dtype=p.dtype), requires_grad=p.requires_grad)
             for p in tensors
@@ -153,7 +221,7 @@ class _Unit(nn.Module):  # type: ignore[misc]
             self.register_buffer(f"buffer{place}", torch.zeros(one.shape, dtype=one.dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Touch.apply(x, *self.held)
+        return _Touch.apply(self.act, x, *self.held)
 
 
 class _Whole(nn.Module):  # type: ignore[misc]
@@ -170,17 +238,68 @@ class _Whole(nn.Module):  # type: ignore[misc]
         return x
 
 
-def _stand_in(model: Any, plan: Plan, many: int) -> Any:
+def _stand_in(role: Role, plan: Plan) -> Any:
     """A model with the same tensors, in the units that are sharded or the stages that are cut."""
-    every, buffers = list(model.parameters()), sent_buffers(model)
+    model, work, each = role.model, Work(), role.core / role.samples
     if plan.pp > 1:
-        num = pipeline(plan, many).num_stages
-        ends = even_ends([p.numel() for p in every], num)
-        starts = [0, *ends[:-1]]
-        return nn.Sequential(
-            *(_Unit(every[a:b], () if a else buffers) for a, b in zip(starts, ends, strict=True))
+        return nn.Sequential(*_stages(role, plan, work))
+    found = {name: unit for name, unit in units(model).items() if unit is not model}
+    inside = {id(p) for unit in found.values() for p in unit.parameters()}
+    rest = [p for p in model.parameters() if id(p) not in inside]
+    counts = [_norms(unit) for unit in found.values()]
+    others = list(_norms(model))
+    for some in counts:
+        for channels in some:
+            others.remove(channels)
+    whole = max(sum(map(size_of, found.values())), 1)
+    row = [
+        _Unit(_Act(work, each * size_of(unit) / whole, norms), list(unit.parameters()))
+        for unit, norms in zip(found.values(), counts, strict=True)
+    ]
+    alone = 0.0 if found else each
+    return _Whole(row, _Unit(_Act(work, alone, others), rest, sent_buffers(model)))
+
+
+def _stages(role: Role, plan: Plan, work: Work) -> list[_Unit]:
+    """The stages of a pipeline: as an nn.Sequential is cut, else of about as many parameters."""
+    model, each = role.model, role.core / role.samples
+    num = pipeline(plan, _micro_batches(plan, role.samples)).num_stages
+    buffers = sent_buffers(model)
+    if isinstance(model, nn.Sequential) and len(role.parts) == len(model):
+        held = [size_of(child) for child in model]
+        filled = [place for place, size in enumerate(held) if size]
+        ends = stage_ends(held, num, plan.layers, range(len(held)), filled)
+        spans = [slice(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+        return [
+            _Unit(
+                _Act(
+                    work,
+                    each * sum(part.share for part in role.parts[span]),
+                    _norms(model[span]),
+                    role.parts[span.stop - 1].width,
+                ),
+                list(model[span].parameters()),
+                () if span.start else buffers,
+            )
+            for span in spans
+        ]
+    every = list(model.parameters())
+    ends = even_ends([p.numel() for p in every], num)
+    whole = sum(p.numel() for p in every)
+    return [
+        _Unit(
+            _Act(work, each * sum(p.numel() for p in every[a:b]) / whole),
+            every[a:b],
+            () if a else buffers,
         )
-    inner = [list(unit.parameters()) for unit in units(model).values() if unit is not model]
-    seen = {id(p) for some in inner for p in some}
-    rest = [p for p in every if id(p) not in seen]
-    return _Whole([_Unit(some) for some in inner], _Unit(rest, buffers))
+        for a, b in zip([0, *ends[:-1]], ends, strict=True)
+    ]
+
+
+def _norms(module: Any) -> list[int]:
+    """Channels of the batch norms that use the statistics of all ranks."""
+    return [m.num_features for m in module.modules() if getattr(m, ALIKE, False)]
+
+
+def _micro_batches(plan: Plan, samples: int) -> int:
+    return max(samples // plan.micro_batch, 1) if plan.micro_batch else plan.pp
