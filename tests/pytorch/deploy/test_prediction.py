@@ -239,12 +239,11 @@ def begun_apart(seconds):
 
     import torch.distributed as dist
 
-    from foretell.plan import Plan
     from foretell.pytorch.deploy import machine
 
     machine._PAIRS = 5
-    found = machine.probe(Plan(dp=2), 1e-3, lambda: time.sleep(seconds * dist.get_rank()))
-    return found.apart, machine.probe(Plan(dp=2), 1e-3).apart
+    found = machine.probe(1e-3, lambda: time.sleep(seconds * dist.get_rank()))
+    return found.apart, machine.probe(1e-3).apart
 
 
 def test_ranks_that_begin_a_step_apart_wait_for_each_other():

@@ -160,15 +160,12 @@ class Predictor:
         if self.acted is not None:
             self.answer = {} if dist.get_rank() else self._as_acted(self.acted)
             return self.answer
-        load = probe(self.plan, self._piece(), between)
+        load = probe(self._piece(), between)
         if torch.get_num_threads() > 1:  # work was timed by the wall, all ranks at once
             load = load._replace(busy=1.0, unsteady=0.0)
         sent = list(_messages(self.plan, self.size))
         self.unsteady = max((off for _, off in sent), default=0.0)
-        messages = tuple(
-            m._replace(start=max(m.start, load.sent if m.op == "send" else load.late))
-            for m, _ in sent
-        )
+        messages = tuple(m._replace(start=max(m.start, load.late)) for m, _ in sent)
         self.answer = {} if dist.get_rank() else self._prediction(load, messages)
         return self.answer
 
