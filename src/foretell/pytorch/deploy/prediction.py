@@ -179,10 +179,10 @@ class Predictor:
             box[0] = self._priced_alone() * passes
         if self.taken is None:
             dist.broadcast_object_list(box, src=0)
-        parts = () if self.taken is None else self.taken.parts
-        return Role(
-            step.model, step.optimizer, step.samples, box[0], parts, self._has_buckets, between
-        )
+        parts, in_buckets = (), False
+        if self.taken is not None:
+            parts, in_buckets = self.taken.parts, self._has_buckets
+        return Role(step.model, step.optimizer, step.samples, box[0], parts, in_buckets, between)
 
     def _as_acted(self, acted: Rehearsed) -> dict[str, Any]:
         """The prediction, where a step was acted out."""
