@@ -182,7 +182,21 @@ class Predictor:
         parts, in_buckets = (), False
         if self.taken is not None:
             parts, in_buckets = self.taken.parts, self._has_buckets
-        return Role(step.model, step.optimizer, step.samples, box[0], parts, in_buckets, between)
+        return Role(
+            step.model,
+            step.optimizer,
+            step.samples,
+            box[0],
+            parts,
+            in_buckets,
+            self._syncs,
+            between,
+        )
+
+    @property
+    def _syncs(self) -> bool:
+        """Whether batch norms wait for other ranks."""
+        return self.step.norm_group is not None and self.plan.dp > 1
 
     def _as_acted(self, acted: Rehearsed) -> dict[str, Any]:
         """The prediction, where a step was acted out."""
@@ -233,7 +247,7 @@ class Predictor:
         is_plain = plan.precision in ("", "fp32") and plan.dtype in ("", "fp32")
         found = None
         if alone is not None and is_plain and fits(alone.model, self.ranks):
-            if self.step.norm_group is not None and plan.dp > 1 and norms(alone.model):
+            if self._syncs and norms(alone.model):
                 alone = replace(alone, alone=dist.new_subgroups(1)[0])
             many = max(round(self._actions / 2), 1)
             found = alone.taken(self._at_once, many, in_buckets=self._has_buckets)

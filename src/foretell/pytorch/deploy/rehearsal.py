@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from foretell.plan import Plan
 from foretell.pytorch import timed
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.actions import pipeline
-from foretell.pytorch.deploy.buckets import ALIKE, sent_buffers
 from foretell.pytorch.deploy.op_times import Part, fits, put_in_buckets
 from foretell.pytorch.deploy.shard import quiet
 from foretell.pytorch.deploy.units import even_ends, size_of, stage_ends, units
@@ -66,7 +66,21 @@ class Role:
     core: float  # core seconds of a forward and backward of all of them
     parts: Sequence[Part] = ()  # of an nn.Sequential, in order: what each of its children does
     in_buckets: bool = False  # whether these put gradients where they leave from
+    is_synced: bool = False  # whether batch norms use the statistics of all ranks
     between: Callable[[], Any] | None = None  # what a rank does between two steps
+
+    def norms(self, module: Any) -> list[int]:
+        """Channels of the batch norms that use the statistics of all ranks."""
+        own = [m for m in module.modules() if isinstance(m, _BatchNorm)]
+        return [m.num_features for m in own] if self.is_synced else []
+
+    def buffers(self) -> list[Tensor]:
+        """Buffers that are sent in every step: whatever rank asks, and whatever it has changed."""
+        every = [
+            m for m in self.model.modules() if not (self.is_synced and isinstance(m, _BatchNorm))
+        ]
+        own = {id(b): b for m in every for b in m.buffers(recurse=False)}
+        return list(own.values())
 
 
 def rehearsed(role: Role, plan: Plan) -> Rehearsed | None:
@@ -246,8 +260,8 @@ def _stand_in(role: Role, plan: Plan) -> Any:
     found = {name: unit for name, unit in units(model).items() if unit is not model}
     inside = {id(p) for unit in found.values() for p in unit.parameters()}
     rest = [p for p in model.parameters() if id(p) not in inside]
-    counts = [_norms(unit) for unit in found.values()]
-    others = list(_norms(model))
+    counts = [role.norms(unit) for unit in found.values()]
+    others = role.norms(model)
     for some in counts:
         for channels in some:
             others.remove(channels)
@@ -257,14 +271,14 @@ def _stand_in(role: Role, plan: Plan) -> Any:
         for unit, norms in zip(found.values(), counts, strict=True)
     ]
     alone = 0.0 if found else each
-    return _Whole(row, _Unit(_Act(work, alone, others), rest, sent_buffers(model)))
+    return _Whole(row, _Unit(_Act(work, alone, others), rest, role.buffers()))
 
 
 def _stages(role: Role, plan: Plan, work: Work) -> list[_Unit]:
     """The stages of a pipeline: as an nn.Sequential is cut, else of about as many parameters."""
     model, each = role.model, role.core / role.samples
     num = pipeline(plan, _micro_batches(plan, role.samples)).num_stages
-    buffers = sent_buffers(model)
+    buffers = role.buffers()
     if isinstance(model, nn.Sequential) and len(role.parts) == len(model):
         held = [size_of(child) for child in model]
         filled = [place for place, size in enumerate(held) if size]
@@ -275,7 +289,7 @@ def _stages(role: Role, plan: Plan, work: Work) -> list[_Unit]:
                 _Act(
                     work,
                     each * sum(part.share for part in role.parts[span]),
-                    _norms(model[span]),
+                    role.norms(model[span]),
                     role.parts[span.stop - 1].width,
                 ),
                 list(model[span].parameters()),
@@ -294,11 +308,6 @@ def _stages(role: Role, plan: Plan, work: Work) -> list[_Unit]:
         )
         for a, b in zip([0, *ends[:-1]], ends, strict=True)
     ]
-
-
-def _norms(module: Any) -> list[int]:
-    """Channels of the batch norms that use the statistics of all ranks."""
-    return [m.num_features for m in module.modules() if getattr(m, ALIKE, False)]
 
 
 def _micro_batches(plan: Plan, samples: int) -> int:
