@@ -221,6 +221,7 @@ class Taken:
     update: float
     ops: Profiled  # of one forward and backward, as a profiler saw them
     parts: tuple[Part, ...] = ()
+    active: float = 1.0  # threads that were busy
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,7 @@ class LocalPass:
             loss(model(*inputs), target).backward()
 
         rows: list[tuple[float, float]] = []
-        begun, clock = time.perf_counter(), timed.clock()
+        begun, spent, clock = time.perf_counter(), time.process_time(), timed.clock()
         while len(rows) < _WARM + _LEAST or (
             len(rows) < _MOST and time.perf_counter() - begun < _WHILE
         ):
@@ -270,8 +271,10 @@ class LocalPass:
             optimizer.step()
             rows.append(((middle - start) / times, clock() - middle))
         passes, updates = zip(*rows[_WARM:], strict=True)
+        active = (time.process_time() - spent) / (time.perf_counter() - begun)
         parts = _parts(model, inputs) if isinstance(model, nn.Sequential) else ()
-        return Taken(statistics.median(passes), statistics.median(updates), profiled(both), parts)
+        took = statistics.median(passes), statistics.median(updates)
+        return Taken(*took, profiled(both), parts, active)
 
 
 def _parts(model: Any, inputs: Sequence[Tensor]) -> tuple[Part, ...]:

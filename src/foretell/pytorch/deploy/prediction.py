@@ -179,19 +179,13 @@ class Predictor:
             box[0] = self._priced_alone() * passes
         if self.taken is None:
             dist.broadcast_object_list(box, src=0)
-        parts, in_buckets = (), False
-        if self.taken is not None:
-            parts, in_buckets = self.taken.parts, self._has_buckets
-        return Role(
-            step.model,
-            step.optimizer,
-            step.samples,
-            box[0],
-            parts,
-            in_buckets,
-            self._syncs,
-            between,
+        role = Role(
+            step.model, step.optimizer, step.samples, box[0], is_synced=self._syncs, between=between
         )
+        if self.taken is None:
+            return role
+        taken = {"active": self.taken.active, "parts": self.taken.parts}
+        return replace(role, in_buckets=self._has_buckets, **taken)
 
     @property
     def _syncs(self) -> bool:

@@ -25,6 +25,7 @@ from foretell.plan import Plan
 from foretell.pytorch import timed
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.actions import pipeline
+from foretell.pytorch.deploy.collective import one_more
 from foretell.pytorch.deploy.op_times import Part, fits, put_in_buckets
 from foretell.pytorch.deploy.shard import quiet
 from foretell.pytorch.deploy.units import even_ends, size_of, stage_ends, units
@@ -64,6 +65,7 @@ class Role:
     optimizer: Callable[[Any], Any]
     samples: int  # of a step on one data-parallel rank
     core: float  # core seconds of a forward and backward of all of them
+    active: float = 1.0  # threads that were busy meanwhile
     parts: Sequence[Part] = ()  # of an nn.Sequential, in order: what each of its children does
     in_buckets: bool = False  # whether these put gradients where they leave from
     is_synced: bool = False  # whether batch norms use the statistics of all ranks
@@ -76,9 +78,8 @@ class Role:
 
     def buffers(self) -> list[Tensor]:
         """Buffers that are sent in every step: whatever rank asks, and whatever it has changed."""
-        every = [
-            m for m in self.model.modules() if not (self.is_synced and isinstance(m, _BatchNorm))
-        ]
+        alike = _BatchNorm if self.is_synced else ()
+        every = [m for m in self.model.modules() if not isinstance(m, alike)]
         own = {id(b): b for m in every for b in m.buffers(recurse=False)}
         return list(own.values())
 
@@ -100,10 +101,11 @@ def rehearsed(role: Role, plan: Plan) -> Rehearsed | None:
     x = torch.zeros(role.samples, 1)
     acted = plan.but(**_WITHOUT)
     made = deploy(stand_in, update, acted, loss=_total, device="cpu", samples=role.samples)
-    if plan.dp > 1:
+    if role.is_synced:
+        group = one_more(made.places.group("dp"))  # as batch norms have their own
         for unit in stand_in.modules():
             if isinstance(unit, _Unit):
-                unit.act.group = made.places.group("dp")
+                unit.act.group = group
     rows, begun, waited, core = list[float](), time.perf_counter(), 0.0, 0.0
     with quiet():
         while _agreed(
@@ -159,20 +161,23 @@ def _total(output: Tensor, _: Any) -> Tensor:
 
 
 class Work:
-    """Work of any number of core seconds, in matmuls."""
+    """Work of any number of seconds, in matmuls: some by all threads, others by one."""
 
-    def __init__(self) -> None:
+    def __init__(self, active: float = 1.0) -> None:
+        others = torch.get_num_threads() - 1
+        self.wide = min(max((active - 1) / others, 0.0), 1.0) if others else 1.0
         self.kinds = []
         for side in _SIDES:
             x = torch.randn(side, side)
             self.kinds.append((x, timed.timed(lambda x=x: x @ x)))
 
     def __call__(self, seconds: float) -> None:
-        for x, each in self.kinds:
-            many = int(seconds / each)
-            for _ in range(many):
-                x @ x
-            seconds -= many * each
+        by_all, by_one = seconds * self.wide, seconds * (1 - self.wide)
+        (large, long), (small, short) = self.kinds
+        for _ in range(int(by_all / long)):
+            large @ large
+        for _ in range(round((by_one + by_all % long) / short)):
+            small @ small
 
 
 @dataclass
@@ -254,7 +259,7 @@ class _Whole(nn.Module):  # type: ignore[misc]
 
 def _stand_in(role: Role, plan: Plan) -> Any:
     """A model with the same tensors, in the units that are sharded or the stages that are cut."""
-    model, work, each = role.model, Work(), role.core / role.samples
+    model, work, each = role.model, Work(role.active), role.core / role.samples
     if plan.pp > 1:
         return nn.Sequential(*_stages(role, plan, work))
     found = {name: unit for name, unit in units(model).items() if unit is not model}
