@@ -294,6 +294,24 @@ def test_the_stages_of_a_line_are_cut_as_it_is_and_work_as_its_children_do():
     assert all(p.grad is not None for p in first.parameters())
 
 
+def test_batch_norms_of_all_ranks_send_sums_and_no_buffers():
+    model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 4))
+    model.register_buffer("other", torch.zeros(3))
+    synced, own = (role(model, is_synced=is_synced) for is_synced in (True, False))
+    assert [tuple(b.shape) for b in synced.buffers()] == [(3,)]
+    assert len(own.buffers()) == 4
+    whole = rehearsal._stand_in(synced, Plan(dp=2))
+    assert [unit.act.norms for unit in whole.units] == [[], [6], []]
+    assert rehearsal._stand_in(own, Plan(dp=2)).units[1].act.norms == []
+
+
+def test_work_is_shared_by_as_many_threads_as_were_busy(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert rehearsal.Work(1.0).wide == 0.0
+    assert rehearsal.Work(2.5).wide == pytest.approx(0.5)
+    assert rehearsal.Work(9.0).wide == 1.0
+
+
 def rehearse(text, core):
     """A step acted out, and whether the model is as it was."""
     from foretell.plan import Plan

@@ -184,8 +184,8 @@ class Predictor:
         )
         if self.taken is None:
             return role
-        taken = {"active": self.taken.active, "parts": self.taken.parts}
-        return replace(role, in_buckets=self._has_buckets, **taken)
+        active, parts = self.taken.active, self.taken.parts
+        return replace(role, active=active, parts=parts, in_buckets=self._has_buckets)
 
     @property
     def _syncs(self) -> bool:
