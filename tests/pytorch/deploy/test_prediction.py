@@ -233,25 +233,6 @@ def test_a_run_is_predicted_for_the_machine_it_is_on(tmp_path, plan):
     assert {"gemm", "optimizer"} <= names
 
 
-def begun_apart(seconds):
-    """What is found of ranks of which one is later by so much between steps."""
-    import time
-
-    import torch.distributed as dist
-
-    from foretell.pytorch.deploy import machine
-
-    machine._PAIRS = 5
-    found = machine.probe(1e-3, lambda: time.sleep(seconds * dist.get_rank()))
-    return found.apart, machine.probe(1e-3).apart
-
-
-def test_ranks_that_begin_a_step_apart_wait_for_each_other():
-    for apart, none in on_ranks(2, begun_apart, 0.4):
-        assert apart > 0.1
-        assert none == 0.0
-
-
 def role(model, core=1e-3, **more):
     """What a stand-in of a model acts."""
     make = lambda held: torch.optim.Adam(held.parameters())  # noqa: E731

@@ -40,8 +40,6 @@ _LEAST = 5e-4  # and at least
 _PIECE = 0.1  # core seconds between two messages, at most
 _ROUNDS = (12, 100)  # of work and a message
 _WHILE = 1.0  # core seconds of a rank's rounds
-_PAIRS = 24  # pieces that ranks begin together, and apart
-_SPREAD = 1.4826  # of a normal distribution: standard over median distance
 
 
 @dataclass(frozen=True)
@@ -141,48 +139,15 @@ class Load(NamedTuple):
     unsteady: float  # standard deviation of its logarithm
     others: float  # the same, with what a rank waits for a core when a message has come
     late: float  # seconds of a small message behind work
-    apart: float = 0.0  # seconds that the first rank to begin a step waits for the last
-    apart_off: float = 0.0  # how far these are from each other, from step to step
 
 
-def probe(piece: float, between: Callable[[], Any] | None = None) -> Load:
-    """The load as steps find it; `piece`: core seconds between two of their messages.
-
-    `between`: what a rank does between two steps, after which ranks begin the next apart.
-    """
+def probe(piece: float) -> Load:
+    """The load as steps find it; `piece`: core seconds between two of their messages."""
     each = min(max(piece, _LEAST), BURN)
     work = _work(each)
     span = max(1, round(min(piece, _PIECE) / each))
     many = round(_WHILE / (span * each))
-    found = _at_once(work, span, min(max(many, _ROUNDS[0]), _ROUNDS[1]))
-    if between is None or dist.get_world_size() == 1:
-        return found
-    apart, off = _apart(_work(_LEAST), between)
-    return found._replace(apart=apart, apart_off=off)
-
-
-def _apart(
-    work: Callable[[], tuple[float, float]], between: Callable[[], Any]
-) -> tuple[float, float]:
-    """By how much a piece of work and a message take longer after what is between two steps.
-
-    Of the slowest rank, as steps are reported; in turn with pieces that ranks begin together.
-    """
-    small, rows = torch.zeros(8), list[list[float]]()
-    for _ in range(_PAIRS):
-        pair = []
-        for ready in (dist.barrier, between):
-            ready()
-            start = time.perf_counter()
-            work()
-            dist.all_reduce(small)
-            pair.append(time.perf_counter() - start)
-        rows.append(pair)
-    each = torch.tensor(rows, dtype=torch.float64)
-    dist.all_reduce(each, op=dist.ReduceOp.MAX)
-    together, alone = each[:, 0], each[:, 1]
-    off = (alone - alone.median()).abs().median() * _SPREAD
-    return max(float(alone.median() - together.median()), 0.0), float(off)
+    return _at_once(work, span, min(max(many, _ROUNDS[0]), _ROUNDS[1]))
 
 
 def _work(seconds: float) -> Callable[[], tuple[float, float]]:

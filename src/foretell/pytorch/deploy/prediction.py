@@ -151,8 +151,8 @@ class Predictor:
     def predict(self, between: Callable[[], Any] | None = None) -> dict[str, Any]:
         """Seconds of a step with their interval, or why there are none: asked right before it.
 
-        What changes from moment to moment is measured here: the load, messages under it, and how
-        far apart ranks are after what they do `between` two steps.
+        What changes from moment to moment is measured here: the load, messages under it, and what
+        a rank does `between` two steps.
         """
         if self.known is not None:
             return self.known if dist.get_rank() == 0 else {}
@@ -160,7 +160,7 @@ class Predictor:
         if self.acted is not None:
             self.answer = {} if dist.get_rank() else self._as_acted(self.acted)
             return self.answer
-        load = probe(self._piece(), between)
+        load = probe(self._piece())
         if torch.get_num_threads() > 1:  # work was timed by the wall, all ranks at once
             load = load._replace(busy=1.0, unsteady=0.0)
         sent = list(_messages(self.plan, self.size))
@@ -348,15 +348,13 @@ class Predictor:
         ops = TimedOps(seconds, load * self.in_place)
         cluster = self._machines(machine, ops, messages)
         found = predict(self.plan, self.workload, cluster)
-        step = found.step + found_load.apart
+        step = found.step
         # work that is longer than what was timed for the load sees more of its mean
         sigma = found_load.unsteady * min(1.0, BURN / step) ** 0.5
         drift = _DRIFT["idle"] + _DRIFT["load"] * math.log(found_load.others)
-        # one step waits by other seconds than the next, and waiting may be another's altogether
-        waits = math.log1p(max(found_load.apart_off, found_load.apart) / step)
         talk = math.log1p(math.expm1(self.unsteady) * found.breakdown["reduce_s"] / step)
         down, up = (
-            math.exp(EIGHTY_PERCENT * math.hypot(wide / EIGHTY_PERCENT, sigma, drift, waits, talk))
+            math.exp(EIGHTY_PERCENT * math.hypot(wide / EIGHTY_PERCENT, sigma, drift, talk))
             for wide in (math.log(found.step / found.low), math.log(found.high / found.step))
         )
         return {
@@ -364,8 +362,8 @@ class Predictor:
             "low_s": step / down,
             "high_s": step * up,
             "load": found_load.others,
-            "waits_s": found_load.apart,
-            "breakdown": found.breakdown | {"idle_s": found.breakdown["idle_s"] + found_load.apart},
+            "waits_s": 0.0,
+            "breakdown": found.breakdown,
             "runs": max((one.runs for one in self.machine.learned.values()), default=0),
         }
 
