@@ -139,7 +139,6 @@ def test_a_rank_by_itself_takes_a_step_and_leaves_the_model_as_it_was(device):
         assert found is not None
         assert found.compute > 0
         assert found.update > 0
-        assert found.ops.families["gemm"] > 0
     assert torch.equal(drawn, torch.get_rng_state())
     assert all(p.grad is None for p in model.parameters())
     if device == "cpu":

@@ -219,7 +219,6 @@ class Taken:
 
     compute: float  # forward and backward
     update: float
-    ops: Profiled  # of one forward and backward, as a profiler saw them
     parts: tuple[Part, ...] = ()
     active: float = 1.0  # threads that were busy
 
@@ -273,8 +272,7 @@ class LocalPass:
         passes, updates = zip(*rows[_WARM:], strict=True)
         active = (time.process_time() - spent) / (time.perf_counter() - begun)
         parts = _parts(model, inputs) if isinstance(model, nn.Sequential) else ()
-        took = statistics.median(passes), statistics.median(updates)
-        return Taken(*took, profiled(both), parts, active)
+        return Taken(statistics.median(passes), statistics.median(updates), parts, active)
 
 
 def _parts(model: Any, inputs: Sequence[Tensor]) -> tuple[Part, ...]:

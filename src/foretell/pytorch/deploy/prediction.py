@@ -113,7 +113,6 @@ class Predictor:
         self.size = 0.0  # bytes of the largest message
         self.answer: dict[str, Any] = {}
         self.known: dict[str, Any] | None = None  # the answer, where nothing is measured for it
-        self.families: dict[str, float] = {}  # the same by family, where they were seen in it
         self.in_place = 1.0  # how many times as long as priced ops take in the model
         self.unsteady = 0.0  # standard error of the logarithm of a large message's seconds
         self.taken: Taken | None = None  # the model on a rank by itself
@@ -140,7 +139,6 @@ class Predictor:
         if dist.get_rank() == 0:
             save_machine(self.machine)
             if taken is not None:
-                self.families = self._ratios(taken.ops, taken.compute, self._alone_ops())[0]
                 self.in_place = taken.compute / self._priced_alone()
 
     @property
@@ -256,7 +254,7 @@ class Predictor:
         return self.plan.dp > 1 and self.plan.zero < 2 and self._actions <= 2
 
     def _priced_alone(self) -> float:
-        """The same forward and backward as priced."""
+        """The forward and backward of a rank by itself as priced."""
         assert self.workload is not None
         plan = Plan(
             dp=self.ranks,
@@ -266,13 +264,6 @@ class Predictor:
         )
         cluster = self._as_timed()
         return float(predict(plan, self.workload, cluster).breakdown["compute_s"])
-
-    def _alone_ops(self) -> list[PricedOp]:
-        """The ops of that forward and backward as priced."""
-        assert self.workload is not None
-        cluster = self._as_timed()
-        plan = check(Plan(dp=self.ranks, framework=self.plan.framework), self.workload, cluster)
-        return priced_ops(self.workload, running(plan), self._at_once, cluster.devices[0])
 
     @property
     def _actions(self) -> float:
@@ -330,7 +321,6 @@ class Predictor:
         device = replace(node.devices[0], timed=ops, launch=machine.launch * ops.load)
         groups = ((replace(node, devices=(device,)), count),)
         families = {n: machine.factor(n) for n in machine.learned if n not in _WHOLE}
-        families |= self.families
         calibration = Calibration(
             host=machine.factor("host"),
             families=tuple(sorted(families.items())),
