@@ -32,7 +32,7 @@ ALONE = [
     "dp=1", "precision=tf32", "precision=bf16-mixed", "recompute=full", "recompute=selective",
     "precision=bf16-mixed,recompute=full", "optimizer_kernels=fused", "optimizer_kernels=foreach",
     "precision=bf16-mixed,compile=yes", "precision=bf16-mixed,whatifs=cuda-graph",
-    "whatifs=cuda-graph", "micro_batch=2",
+    "whatifs=cuda-graph", "micro_batch=2", "dtype=fp8",
 ]  # fmt: skip
 SHARED = ["dp=2", "dp=2,zero=1", "dp=2,zero=3", "tp=2", "cp=2", "pp=2,micro_batch=2"]
 FOUR = ["dp=4", "dp=4,zero=3", "dp=2,pp=2,micro_batch=2", "dp=2,tp=2"]

@@ -113,7 +113,7 @@ def test_a_plan_for_others_is_refused():
     for field, words in (("cluster", "another cluster"), ("model", "another model")):
         with pytest.raises(InputError, match=words):
             check(plan.but(**{field: "0123"}), model, cluster)
-    with pytest.raises(InputError, match="beside layers on ranks"):
+    with pytest.raises(InputError, match="groups beside dp=2"):
         check(plan.but(dp=2), model, cluster)
     with pytest.raises(InputError, match="no closed form"):
         estimate([plan], model, cluster)

@@ -201,10 +201,11 @@ def test_shares_of_a_segment_that_cannot_be_are_refused(
     assert word in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_segments_with_uneven_shares_are_named_as_what_cannot_be_run() -> None:
-    row = "6+0-1+shares:5x3/6+2-3"
-    reasons = unsupported(Plan.parse(f"segments={row},micro_batch=8,global_batch=8"))
-    assert any("uneven shares in segment `6+0-1`" in why for why in reasons)
+@pytest.mark.parametrize("batch", ["", ",global_batch=8"])
+def test_segments_with_uneven_shares_can_be_run(batch: str) -> None:
+    plan = Plan.parse(f"segments=6+0-1+shares:5x3/6+2-3,micro_batch=8{batch}")
+    assert unsupported(plan) == []
+    assert any("shares" in why for why in unsupported(plan.but(global_batch=16)))
 
 
 def test_samples_of_replicas_go_by_speed_as_one_move(mixed: Cluster) -> None:

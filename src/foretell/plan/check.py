@@ -301,6 +301,14 @@ def _check_made_for(plan: Plan, cluster: Cluster) -> None:
         )
 
 
+def beside_groups(plan: Plan) -> list[str]:
+    """What layers on ranks of their own cannot be beside: neither priced nor run."""
+    beside = [f"{axis}={n}" for axis, n in plan.degrees().items() if n > 1]
+    beside += [f"zero={plan.zero}"] if plan.zero else []
+    beside += [f for f in ("shares", "buckets", "stages", "actions") if getattr(plan, f)]
+    return [f"groups beside {word}" for word in beside]
+
+
 def _check_groups(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     """Layers on ranks of their own: rows against the model's layers and the cluster's ranks."""
     _check_made_for(plan, cluster)
@@ -309,11 +317,10 @@ def _check_groups(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
             f"the plan was made for another model than `{workload.name}`",
             hint="find one for this model with `foretell plan`",
         )
-    beside = {k: n for k, n in plan.degrees().items() if n > 1}
+    beside = beside_groups(plan)
     if beside:
         raise InputError(
-            f"{_product(beside)} beside layers on ranks of their own (`groups`)",
-            hint="rows name ranks one by one: leave the degrees out",
+            beside[0], hint="rows name ranks, samples and ways one by one: leave it out"
         )
     found = runs(plan)
     if plan.ranks > cluster.size:
@@ -329,11 +336,6 @@ def _check_groups(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     same = groups_as_degrees(plan, found, axis, cluster.size)
     if same is not None and same.degrees()[axis] <= workload.most(axis):
         return check(same, workload, cluster)
-    if plan.zero:
-        raise InputError(
-            f"zero={plan.zero} beside layers on ranks of their own (`groups`)",
-            hint="each row says how its replicas agree: write `sharded` there",
-        )
     micro = plan.micro_batch or batch
     return plan.but(global_batch=batch, micro_batch=micro)
 

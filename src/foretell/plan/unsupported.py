@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from foretell.errors import InputError
 from foretell.graph.groups import group_text, ranks_of
-from foretell.plan.check import runs
+from foretell.plan.check import beside_groups, runs
 from foretell.plan.order import is_split
 from foretell.plan.plan import Plan, Segment, segments_of
 
@@ -109,13 +109,14 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
 
 
 def own_plans(plan: Plan) -> tuple[Segment, ...]:
-    """The segments of a plan, whatever its batch."""
-    each = (
-        plan.micro_batch
-        or plan.global_batch
-        or math.prod(len(ranks_of(row[1])) for row in plan.segments)
-    )
-    return segments_of(plan.but(micro_batch=each, global_batch=plan.global_batch or each), 0)
+    """The segments of a plan, whatever its batch: as many samples as shares of a segment add up to,
+    or one micro-batch."""
+    listed = [text.partition(":")[2] for row in plan.segments for text in row if "shares:" in text]
+    shared = max((sum(map(int, text.split("x"))) for text in listed), default=0)
+    each = plan.micro_batch or plan.global_batch or shared
+    each = each or math.prod(len(ranks_of(row[1])) for row in plan.segments)
+    whole = plan.global_batch or shared or each
+    return segments_of(plan.but(micro_batch=each, global_batch=whole), 0)
 
 
 def _odd_segments(plan: Plan, model: ModelFacts | None) -> list[str]:
@@ -131,7 +132,6 @@ def _odd_segments(plan: Plan, model: ModelFacts | None) -> list[str]:
         name = f"segment `{one.blocks}+{group_text(one.ranks)}`"
         inner = [f"{axis}={n}" for axis in ("cp", "ep") if (n := getattr(one.plan, axis)) > 1]
         found += [f"{word} in {name}: segments have dp, tp, sp and zero" for word in inner]
-        found += [f"uneven shares in {name}: replicas have equal parts"] if one.plan.shares else []
         found += [f"{name}: {why}" for why in unsupported(one.plan, model)]
     return list(dict.fromkeys(found))
 
@@ -266,9 +266,7 @@ def _odd_groups(plan: Plan) -> list[str]:
     """Why layers on ranks of their own cannot be run."""
     if not plan.groups:
         return []
-    beside = [f"{axis}={n}" for axis, n in plan.degrees().items() if n > 1]
-    beside += [f for f in ("zero", "shares", "buckets", "stages", "actions") if getattr(plan, f)]
-    found = [f"groups beside {word}" for word in beside]
+    found = beside_groups(plan)
     try:
         runs(plan)
     except InputError as error:

@@ -47,17 +47,22 @@ def seconds(asked: TimedOp) -> float | None:
         return None
 
 
+def clock() -> Callable[[], float]:
+    """Core seconds of this thread where it computes alone, else wall seconds."""
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
 def timed(run: Run) -> float:
     """Seconds of one call of a function."""
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    now = clock()
     kept = run()  # as in a step, memory is not given back between two calls
     many = 1
     found: list[float] = []
     while len(found) < _ROUNDS:
-        start = clock()
+        start = now()
         for _ in range(many):
             kept = run()
-        took = clock() - start
+        took = now() - start
         if took < _SHORT / _ROUNDS and many < 4096:
             many *= 4
             continue

@@ -59,6 +59,8 @@ PLANS = {
         "segments=?+0-1/?+2-3+tp:2,micro_batch=4", "segments=?+0/?+1-2+zero:3/?+3,micro_batch=2",
         "segments=?+0-1+tp:2/?+2-3+zero:2+recompute:full,micro_batch=4",
         "segments=?+3+recompute:full/?+0-1+zero:1/?+2,micro_batch=4,schedule=zb-h1",
+        "segments=?+0-1+shares:6x2/?+2-3+zero:3+shares:2x6,micro_batch=4",
+        "segments=?+0/?+1-3+shares:4x2x2,micro_batch=4", "segments=?+0-1+shares:5x3/?+2-3+tp:2",
     ],
     8: [
         "dp=2,tp=2,pp=2,micro_batch=2", "dp=2,tp=2,pp=2,micro_batch=2,zero=1",
@@ -168,6 +170,7 @@ def _drawn_segments(size, draw):
         ways = ["", "+recompute:full", "+recompute:selective"]
         ways += ["+tp:2", "+tp:2+sp:yes"] * 2 if wide % 2 == 0 else []
         ways += ["+zero:1", "+zero:2", "+zero:3"] if wide > 1 else []
+        ways += ["+shares:6x2", "+shares:2x6+zero:2", "+shares:2x6+zero:1"] if wide == 2 else []
         ranks = str(low) if wide == 1 else f"{low}-{high - 1}"
         rows.append(f"?+{ranks}{draw.choice(ways)}")
     more = draw.choice(("", ",schedule=gpipe", ",schedule=zb-h1", ",dtype=bf16"))

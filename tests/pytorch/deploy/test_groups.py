@@ -340,7 +340,7 @@ def test_what_cannot_be_cut_is_refused(arguments, words):
     [
         ("groups=a+b+split+0:16+1:8", "has 8 and 16 samples; the batch has"),
         ("groups=a+b+all-reduce+0:16,dp=2", "groups beside dp=2"),
-        ("groups=a+b+all-reduce+0:16,zero=1", "groups beside zero"),
+        ("groups=a+b+all-reduce+0:16,zero=1", "groups beside zero=1"),
         ("groups=a+b+alreduce+0:16", "way in the row"),
         ("groups=a+b+all-reduce+0:0", "does not deal samples out"),
         ("groups=a+b+all-reduce+0:8+0:8", "does not deal samples out"),

@@ -51,6 +51,7 @@ PAIRS = {  # what has been wrong before, besides a model or two for each plan
         ("skips", "dp=2,pp=2,micro_batch=2,shares=6+2,zero=3"),  # sharded stages that are no line
         ("gpt", "segments=?+0-1/?+2-3+tp:2,micro_batch=4"),  # tied, other replicas each
         ("cnn", "segments=?+0/?+1-2+zero:3/?+3,micro_batch=2"),
+        ("cnn", "segments=?+0-1+shares:6x2/?+2-3+zero:3+shares:2x6,micro_batch=4"),
         ("dropout", "segments=?+0-1+tp:2+sp:yes/?+2-3+zero:2+recompute:full,micro_batch=4"),
         ("moe", "tp=2,pp=2"),  # routes by what shapes are tried with
         ("gpt", "dp=2,tp=2,placement=1+0+2+3"),  # parts were those of another rank

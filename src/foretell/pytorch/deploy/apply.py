@@ -209,7 +209,7 @@ class Deployed:
     @property
     def share(self) -> float:
         """By what this rank's mean loss counts, relative to an even share of the batch."""
-        if isinstance(self.pipeline, Groups):
+        if isinstance(self.pipeline, Groups | Segments):
             return self.pipeline.share
         shares = self.plan.shares
         return shares[self.places.at["dp"]] * len(shares) / sum(shares) if shares else 1.0
@@ -434,7 +434,8 @@ def _in_segments(
     for stage, piece in enumerate(pieces):
         for name in {names[n] for n, _ in piece.named_parameters()}:
             homes[name].append(stage)
-    made.whole, made.plan, made.places, mine = plan, parts[at].plan, every[at], {at: pieces[at]}
+    own = parts[at].plan.but(shares=())  # which losses are weighed by
+    made.whole, made.plan, made.places, mine = plan, own, every[at], {at: pieces[at]}
     made.model = together(mine)
     _inside(made, [*mine.values()])
     lossy = mixing(mine, made.plan, made.places, made.loss)
@@ -620,7 +621,7 @@ def _normalize(made: Deployed, way: str, layers: list[str]) -> None:
     if not ranks:
         return
     group = groups[tuple(ranks)]
-    weight = 1.0 if made.is_sharded else made.share
+    weight = 1.0 if made.is_sharded or made.whole is not None else made.share
     stages = [made.model] if made.pipeline is None else list(made.pipeline.modules.values())
     for stage in {id(s): s for s in stages}.values():
         synchronize_norms(stage, group, weight)

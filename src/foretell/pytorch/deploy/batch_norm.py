@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from foretell.pytorch.deploy.collective import copy_in, sum_both, summed
+from foretell.pytorch.deploy.buckets import ALIKE
+from foretell.pytorch.deploy.collective import copy_in, sum_both
 
 Tensor = Any
 Module = Any
@@ -36,6 +37,7 @@ def synchronize_norms(model: Module, group: Any, weight: float = 1.0) -> None:
     """
     for layer in [m for m in model.modules() if isinstance(m, _BatchNorm)]:
         layer.forward = partial(normalize, layer, group, weight=weight)
+        setattr(layer, ALIKE, True)
 
 
 def normalize(
@@ -55,8 +57,10 @@ def normalize(
     kind, x = x.dtype, x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     dims = [d for d in range(x.dim()) if d != 1]
     shape = [1, -1] + [1] * (x.dim() - 2)
-    count = summed(x.new_tensor([x.numel() / x.shape[1]]), group)
-    mean = sum_both(x.sum(dims), group, weight) / count
+    mine = torch.cat([x.sum(dims), x.new_tensor([x.numel() / x.shape[1]])])
+    total = sum_both(mine, group, weight)
+    count = total[-1].detach()
+    mean = total[:-1] / count
     centred = x - mean.view(shape)
     var = sum_both(centred.square().sum(dims), group, weight) / count
     remember(norm, mean.detach(), (var * count / (count - 1)).detach())

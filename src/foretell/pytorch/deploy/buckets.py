@@ -20,6 +20,7 @@ from foretell.pytorch.deploy.layout import Layout
 
 Tensor = Any
 Group = Any
+ALIKE = "foretell_alike"  # attribute of a module whose buffers all ranks change alike
 
 
 class Buckets:
@@ -269,8 +270,21 @@ def share_buffers(
     return model.register_forward_pre_hook(send) if any(True for _ in model.buffers()) else None
 
 
+def sent_buffers(model: Any) -> list[Tensor]:
+    """The buffers that ranks may come to hold other values of."""
+    own = [m for m in model.modules() if not getattr(m, ALIKE, False)]
+    found = {id(b): b for m in own for b in m.buffers(recurse=False)}
+    return list(found.values())
+
+
 def send_buffers(model: Any, group: Group = None) -> None:
-    """Give every rank of a group the buffers of its first."""
+    """Give every rank of a group the buffers of its first, those of one format in one message."""
     first = dist.get_process_group_ranks(group or dist.group.WORLD)[0]
-    for buffer in model.buffers():
-        dist.broadcast(buffer.detach(), src=first, group=group)
+    kinds: dict[Any, list[Tensor]] = {}
+    for buffer in sent_buffers(model):
+        kinds.setdefault((buffer.dtype, buffer.device), []).append(local(buffer.detach()))
+    for some in kinds.values():
+        flat = torch.cat([one.reshape(-1) for one in some])
+        dist.broadcast(flat, src=first, group=group)
+        for one, part in zip(some, flat.split([one.numel() for one in some]), strict=True):
+            one.copy_(part.view_as(one))

@@ -27,6 +27,7 @@ from foretell.plan.stage_placement import Action
 from foretell.pytorch.deploy.actions import Pipeline
 from foretell.pytorch.deploy.batch_norm import norms, synchronize_norms
 from foretell.pytorch.deploy.blocks import Meta
+from foretell.pytorch.deploy.buckets import send_buffers
 from foretell.pytorch.deploy.channels import split_all
 from foretell.pytorch.deploy.collective import new_groups
 from foretell.pytorch.deploy.factors import refusal
@@ -256,12 +257,11 @@ class Groups(RowStages):
             self.syncs[-number] = synced_late(mine, self.runs[q].way, group)
 
     def _share_buffers(self) -> None:
-        """Running statistics are those of the first rank of a run, on all of them."""
+        """Running statistics are those of one rank of a run, on all of them."""
         for q, module in sorted(self.modules.items()):
             group = self._groups.get(frozenset(self.runs[q].ranks))
             if group is not None:
-                for buffer in module.buffers():
-                    dist.broadcast(buffer.detach(), src=self.runs[q].ranks[0], group=group.all)
+                send_buffers(module, group.all)
 
 
 class Pair(NamedTuple):

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -114,12 +114,26 @@ def launch_once(
         process = _start(place, ranks, nodes, rendezvous)
         shown = _Shown(place / "rank-0.log" if show else None)
         try:
-            with _heard():
-                _watch(process, place, ranks, asked.timeout, shown.around(progress), nodes)
+            supervise(process, place, ranks, asked.timeout, shown.around(progress), nodes)
         finally:
-            _end(process, place)
             shown.read()
         return {"folder": str(place), "ranks": run_files.results(place)}
+
+
+def supervise(
+    process: subprocess.Popen[bytes],
+    place: Path,
+    ranks: int,
+    timeout: float,
+    progress: Progress,
+    nodes: int = 1,
+) -> None:
+    """Wait until all ranks are done; leave none behind, however they end."""
+    try:
+        with _heard():
+            _watch(process, place, ranks, timeout, progress, nodes)
+    finally:
+        _end(process, place)
 
 
 def train(asked: Asked, **options: Any) -> dict[str, Any]:
@@ -276,10 +290,23 @@ class _Shown:
 
 
 def _start(folder: Path, ranks: int, nodes: int, rendezvous: str) -> subprocess.Popen[bytes]:
-    meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={rendezvous or 'localhost:0'}"]
-    command = [sys.executable, "-m", "torch.distributed.run", *meet, f"--nnodes={nodes}"]
+    more = [f"--nnodes={nodes}", f"--rdzv-endpoint={rendezvous or 'localhost:0'}"]
+    return torchrun("foretell.pytorch.deploy.worker", folder, ranks, more)
+
+
+def torchrun(
+    module: str,
+    folder: Path,
+    ranks: int,
+    more: Sequence[str] = ("--nnodes=1", "--rdzv-endpoint=localhost:0"),
+    prefix: Sequence[str] = (),  # of the command, where ranks are in a namespace of their own
+) -> subprocess.Popen[bytes]:
+    """Start ranks of a module that is given the folder they write to."""
+    command = [*prefix, sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", *more]
     command += [f"--nproc-per-node={ranks}", "--max-restarts=0", "--monitor-interval=1"]
-    command += ["-m", "foretell.pytorch.deploy.worker", str(folder)]
+    command += ["--local-addr=127.0.0.1"] if prefix else []
+    command += ["-m", module, str(folder)]
+    own = {"GLOO_SOCKET_IFNAME": "lo"} if prefix else {}  # there is nothing else there
     threads = str(max(1, allowed() // ranks))
     with (folder / "launch.log").open("wb") as log:
         return subprocess.Popen(
@@ -287,7 +314,7 @@ def _start(folder: Path, ranks: int, nodes: int, rendezvous: str) -> subprocess.
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={"OMP_NUM_THREADS": threads, **_KEEP_MEMORY, **os.environ},
+            env={"OMP_NUM_THREADS": threads, **_KEEP_MEMORY, **os.environ, **own},
             start_new_session=True,  # Ctrl-C reaches us alone, and we end the ranks in order
         )
 

@@ -4,10 +4,9 @@ Seconds of ops and factors on prices are kept in one file a machine (processor, 
 rank, ranks, versions of Python and torch) in `$XDG_CACHE_HOME/foretell/machines`: another machine,
 or another torch, begins anew.
 
-The load is that of work and messages as the steps of a plan have them. Ranks of a plan without
-stages work all at once and meet after a piece of work. Stages work in turn: one sends when it is
-done, the next waits for it. Both are tried with small matmuls, all ranks of the run at once, so
-that ranks which share cores are timed sharing them.
+The load is that of work and messages as the steps of a plan have them: ranks work all at once and
+meet after a piece of work. It is tried with small matmuls, all ranks of the run at once, so that
+ranks which share cores are timed sharing them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import statistics
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -28,10 +26,8 @@ import torch
 import torch.distributed as dist
 
 from foretell.cost.measured import TimedOp
-from foretell.plan import Plan
 from foretell.pytorch import timed
 from foretell.pytorch.deploy import run_files
-from foretell.pytorch.deploy.mesh import place
 
 SPREAD = tomllib.loads((Path(__file__).parent / "spread.toml").read_text())
 PRIOR = {name: float(value) for name, value in SPREAD["prior"].items()}
@@ -43,11 +39,7 @@ BURN = 4e-3  # core seconds of one piece of work that is tried, at most
 _LEAST = 5e-4  # and at least
 _PIECE = 0.1  # core seconds between two messages, at most
 _ROUNDS = (12, 100)  # of work and a message
-_TURNS = (24, 800)  # rounds of stages that work in turn, at least and at most
 _WHILE = 1.0  # core seconds of a rank's rounds
-_PAIRS = 24  # pieces that ranks begin together, and apart
-_SPREAD = 1.4826  # of a normal distribution: standard over median distance
-_SMALL = 1024  # numbers of a small message
 
 
 @dataclass(frozen=True)
@@ -147,53 +139,15 @@ class Load(NamedTuple):
     unsteady: float  # standard deviation of its logarithm
     others: float  # the same, with what a rank waits for a core when a message has come
     late: float  # seconds of a small message behind work
-    sent: float = 0.0  # seconds of a small message to the next stage
-    apart: float = 0.0  # seconds that the first rank to begin a step waits for the last
-    apart_off: float = 0.0  # how far these are from each other, from step to step
 
 
-def probe(plan: Plan, piece: float, between: Callable[[], Any] | None = None) -> Load:
-    """The load as steps of a plan find it; `piece`: core seconds between two of its messages.
-
-    `between`: what a rank does between two steps, after which ranks begin the next apart.
-    """
+def probe(piece: float) -> Load:
+    """The load as steps find it; `piece`: core seconds between two of their messages."""
     each = min(max(piece, _LEAST), BURN)
     work = _work(each)
-    if plan.pp > 1:
-        many = round(_WHILE / each)
-        found = _in_turn(plan, work, min(max(many, _TURNS[0]), _TURNS[1]))
-    else:
-        span = max(1, round(min(piece, _PIECE) / each))
-        many = round(_WHILE / (span * each))
-        found = _at_once(work, span, min(max(many, _ROUNDS[0]), _ROUNDS[1]))
-    if between is None or dist.get_world_size() == 1:
-        return found
-    apart, off = _apart(_work(_LEAST), between)
-    return found._replace(apart=apart, apart_off=off)
-
-
-def _apart(
-    work: Callable[[], tuple[float, float]], between: Callable[[], Any]
-) -> tuple[float, float]:
-    """By how much a piece of work and a message take longer after what is between two steps.
-
-    Of the slowest rank, as steps are reported; in turn with pieces that ranks begin together.
-    """
-    small, rows = torch.zeros(8), list[list[float]]()
-    for _ in range(_PAIRS):
-        pair = []
-        for ready in (dist.barrier, between):
-            ready()
-            start = time.perf_counter()
-            work()
-            dist.all_reduce(small)
-            pair.append(time.perf_counter() - start)
-        rows.append(pair)
-    each = torch.tensor(rows, dtype=torch.float64)
-    dist.all_reduce(each, op=dist.ReduceOp.MAX)
-    together, alone = each[:, 0], each[:, 1]
-    off = (alone - alone.median()).abs().median() * _SPREAD
-    return max(float(alone.median() - together.median()), 0.0), float(off)
+    span = max(1, round(min(piece, _PIECE) / each))
+    many = round(_WHILE / (span * each))
+    return _at_once(work, span, min(max(many, _ROUNDS[0]), _ROUNDS[1]))
 
 
 def _work(seconds: float) -> Callable[[], tuple[float, float]]:
@@ -247,49 +201,3 @@ def usual(seconds: Tensor) -> float:
     """The mean, but for the longest quarter: what else a machine does comes in bursts."""
     ordered = seconds.sort().values
     return float(ordered[: max(len(ordered) * 3 // 4, 1)].mean())
-
-
-def _in_turn(plan: Plan, work: Callable[[], tuple[float, float]], turns: int) -> Load:
-    rank = dist.get_rank()
-    other, is_first = _neighbour(plan, rank)
-    tensor = torch.zeros(_SMALL)
-    walls, cores, rounds = list[float](), list[float](), list[float]()
-    dist.barrier()
-    queued = run_files.queued()
-    for _ in range(turns):
-        start = time.perf_counter()
-        if other is not None and not is_first:
-            dist.recv(tensor, other)
-        wall, core = work()
-        walls.append(wall)
-        cores.append(core)
-        if other is not None:
-            dist.send(tensor, other)
-        if other is not None and is_first:
-            dist.recv(tensor, other)
-        rounds.append(time.perf_counter() - start)
-    others = _waited(run_files.queued() - queued, sum(cores))
-    rows: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(rows, (walls, statistics.median(cores), rounds, other, is_first))
-    core = min(row[1] for row in rows)
-    sent = [_message(row, rows[row[3]]) for row in rows if row[3] is not None and row[4]]
-    each = torch.tensor([row[0] for row in rows], dtype=torch.float64)
-    each = each[:, turns // 4 :]  # the first are those of ranks that have just slept
-    busy = (each.mean(0) / core).clamp(min=1.0)
-    late = max(sent, default=0.0)
-    return Load(usual(busy), float(busy.log().std()), others, late, late)
-
-
-def _message(first: Any, second: Any) -> float:
-    """Seconds of one message of two stages that work in turn: what a round has beside work."""
-    both = zip(first[2], first[0], second[0], strict=True)
-    left = [max(whole - mine - theirs, 0.0) / 2 for whole, mine, theirs in both]
-    return statistics.fmean(sorted(left[len(left) // 4 :])[:-1])
-
-
-def _neighbour(plan: Plan, rank: int) -> tuple[int | None, bool]:
-    """The rank of the stage that works in turn with this one's, and whether this one is first."""
-    mine = place(plan, rank)
-    wanted = mine | {"pp": mine["pp"] ^ 1}
-    ranks = range(dist.get_world_size())
-    return next((r for r in ranks if place(plan, r) == wanted), None), not mine["pp"] % 2

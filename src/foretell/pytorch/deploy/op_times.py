@@ -23,7 +23,9 @@ from torch.profiler import ProfilerActivity, profile
 from foretell.cluster.node import Device
 from foretell.cost import kernel
 from foretell.plan.framework import Running
+from foretell.pytorch import timed
 from foretell.pytorch.deploy import run_files
+from foretell.pytorch.deploy.batch_norm import synchronize_norms
 from foretell.pytorch.script import default_loss
 from foretell.workload import Workload
 from foretell.workload.kernels import calls
@@ -198,13 +200,27 @@ def first_apart(
     return None
 
 
+def fits(model: Any, ranks: int) -> bool:
+    """Whether copies of a model for so many ranks fit in a part of the free memory."""
+    count = sum(p.numel() for p in model.parameters())
+    return bool(_COPIES * count * ranks < _SHARE * run_files.free_memory())
+
+
+class Part(NamedTuple):
+    """One child of an nn.Sequential."""
+
+    share: float  # of the forward's core seconds
+    width: int  # numbers a sample of its output
+
+
 @dataclass(frozen=True)
 class Taken:
     """Core seconds of a rank by itself."""
 
     compute: float  # forward and backward
     update: float
-    ops: Profiled  # of one forward and backward, as a profiler saw them
+    parts: tuple[Part, ...] = ()
+    active: float = 1.0  # threads that were busy
 
 
 @dataclass(frozen=True)
@@ -215,11 +231,7 @@ class LocalPass:
     batch: tuple[Tensor, ...]  # inputs and target of one data-parallel rank
     loss: Callable[..., Any] | None
     optimizer: Callable[[Any], Any]
-
-    def fits(self, ranks: int) -> bool:
-        """Whether copies of the model for so many ranks fit in a part of the free memory."""
-        count = sum(p.numel() for p in self.model.parameters())
-        return bool(_COPIES * count * ranks < _SHARE * run_files.free_memory())
+    alone: Any = None  # a group of this rank, for batch norms that use statistics of a group
 
     def taken(self, samples: int, times: int = 1, *, in_buckets: bool = False) -> Taken | None:
         """Forwards and backwards of so many samples, and updates; None where that fails.
@@ -230,6 +242,8 @@ class LocalPass:
         try:
             with torch.random.fork_rng(devices=[]):
                 model = _copied(self.model)
+                if self.alone is not None:
+                    synchronize_norms(model, self.alone)
                 if in_buckets:
                     put_in_buckets(model)
                 return self._taken(model, [_first(one, samples) for one in self.batch], times)
@@ -244,19 +258,39 @@ class LocalPass:
             loss(model(*inputs), target).backward()
 
         rows: list[tuple[float, float]] = []
-        begun = time.perf_counter()
+        begun, spent, clock = time.perf_counter(), time.process_time(), timed.clock()
         while len(rows) < _WARM + _LEAST or (
             len(rows) < _MOST and time.perf_counter() - begun < _WHILE
         ):
             optimizer.zero_grad()
-            start = time.thread_time()
+            start = clock()
             for _ in range(times):
                 both()
-            middle = time.thread_time()
+            middle = clock()
             optimizer.step()
-            rows.append(((middle - start) / times, time.thread_time() - middle))
+            rows.append(((middle - start) / times, clock() - middle))
         passes, updates = zip(*rows[_WARM:], strict=True)
-        return Taken(statistics.median(passes), statistics.median(updates), profiled(both))
+        active = (time.process_time() - spent) / (time.perf_counter() - begun)
+        parts = _parts(model, inputs) if isinstance(model, nn.Sequential) else ()
+        return Taken(statistics.median(passes), statistics.median(updates), parts, active)
+
+
+def _parts(model: Any, inputs: Sequence[Tensor]) -> tuple[Part, ...]:
+    """What the children of an nn.Sequential do, each the shortest of a few forwards."""
+    clock, rows, widths = timed.clock(), list[list[float]](), list[int]()
+    with torch.no_grad():
+        for _ in range(_LEAST):
+            (x,), row, widths = inputs, [], []
+            for child in model:
+                start = clock()
+                x = child(x)
+                row.append(clock() - start)
+                is_tensor = isinstance(x, torch.Tensor) and x.dim() > 0
+                widths.append(x.numel() // len(x) if is_tensor else 1)
+            rows.append(row)
+    least = [min(column) for column in zip(*rows, strict=True)]
+    whole = sum(least) or 1.0
+    return tuple(Part(took / whole, wide) for took, wide in zip(least, widths, strict=True))
 
 
 def put_in_buckets(model: Any) -> None:

@@ -7,7 +7,7 @@ as e4m3, gradients as e5m2, sums are fp32 and outputs bf16. All three matmuls of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -157,47 +157,47 @@ class _Forward:
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
+    """A linear layer whose operands are cast once: backward takes those of the forward, turned."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        y = _matmul(_rows(x), weight, torch.float8_e4m3fn)
-        return y.reshape(*x.shape[:-1], len(weight))
+        rows = x.reshape(-1, x.shape[-1])
+        a, b = (_cast(one, torch.float8_e4m3fn) for one in (_filled(rows), weight))
+        ctx.save_for_backward(*a, *b)
+        ctx.shape, ctx.dtypes = x.shape, (x.dtype, weight.dtype)
+        return _matmul(a, b)[: len(rows)].reshape(*x.shape[:-1], len(weight))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        g, rows = _rows(g), _rows(x)
-        wants_x, wants_weight = ctx.needs_input_grad
-        gx = _matmul(g, weight.t(), torch.float8_e5m2) if wants_x else None
-        gw = _matmul(g.t(), rows.t(), torch.float8_e5m2) if wants_weight else None
+        *a, b, other = ctx.saved_tensors
+        rows = g.reshape(-1, g.shape[-1])
+        wants, (dtype, own) = ctx.needs_input_grad, ctx.dtypes
+        g8 = _cast(_filled(rows), torch.float8_e5m2)
+        gx = _matmul(g8, _turned((b, other)))[: len(rows)] if wants[0] else None
+        gw = _matmul(_turned(g8), _turned(a)) if wants[1] else None
         return (
-            None if gx is None else gx.to(x.dtype).reshape(x.shape),
-            None if gw is None else gw.to(weight.dtype),
+            None if gx is None else gx.to(dtype).reshape(ctx.shape),
+            None if gw is None else gw.to(own),
         )
 
 
-def _rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1])
+def _matmul(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """`a @ b.t()` of two tensors in eight bits, each with what it is to be multiplied by."""
+    return torch._scaled_mm(a[0], b[0].t(), a[1], b[1], out_dtype=torch.bfloat16)
 
 
-def _matmul(a: Tensor, b: Tensor, kind: Any) -> Tensor:
-    """`a @ b.t()`, `a` as `kind` and `b` as e4m3."""
-    rows = len(a)
-    a, b = _filled(a), _filled(b, rows=False)
-    first, one = _quantised(a, kind)
-    second, other = _quantised(b, torch.float8_e4m3fn)
-    found = torch._scaled_mm(first, second.t(), one, other, out_dtype=torch.bfloat16)
-    return found[:rows]
+def _turned(a: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    return a[0].t().contiguous(), a[1]
 
 
-def _filled(x: Tensor, *, rows: bool = True) -> Tensor:
-    """Zeros behind what is no multiple: they add nothing to a sum, and rows of them are cut off."""
-    wide = -x.shape[1] % _EACH
-    tall = -x.shape[0] % _EACH if rows else 0
-    return nn.functional.pad(x, (0, wide, 0, tall)) if wide or tall else x
+def _filled(x: Tensor) -> Tensor:
+    """Rows of zeros behind what is no multiple: they add nothing to a sum, or are cut off."""
+    tall = -len(x) % _EACH
+    return nn.functional.pad(x, (0, 0, 0, tall)) if tall else x
 
 
-def _quantised(x: Tensor, kind: Any) -> tuple[Tensor, Tensor]:
+def _cast(x: Tensor, kind: Any) -> tuple[Tensor, Tensor]:
     """A tensor in eight bits, in order of rows, and by what to multiply it."""
-    scale = torch.finfo(kind).max / x.detach().abs().max().float().clamp_min(1e-12)
-    return (x.float() * scale).to(kind).contiguous(), scale.reciprocal()
+    least, most = torch.aminmax(x.detach())
+    scale = torch.finfo(kind).max / torch.maximum(-least, most).float().clamp_min(1e-12)
+    return (x * scale).to(kind).contiguous(), scale.reciprocal()

@@ -1,14 +1,14 @@
 """A run predicted by its own ranks, before its first step, for the machine that they are on.
 
 Each op of the captured step is timed alone, on all ranks at once, and so are the collectives of the
-plan; how much of a core a rank gets says how busy the machine is. No step is taken. What was timed
-is kept (→ machine.py), with what earlier runs taught about prices, so that the next run
+plan; how much of a core a rank gets says how busy the machine is. Where a plan splits no layer,
+its step is acted out with these times (→ rehearsal.py), else it is priced from them. No step is
+taken. What was timed is kept (→ machine.py), with what earlier runs taught, so that the next run
 times only what is new.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import statistics
@@ -19,9 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from foretell.cluster.cluster import Calibration, Cluster
 from foretell.cluster.levels import Message
@@ -34,7 +31,7 @@ from foretell.predict import predict
 from foretell.predict.predict import EIGHTY_PERCENT
 from foretell.pytorch import timed
 from foretell.pytorch.capture import capture
-from foretell.pytorch.deploy.batch_norm import normalize
+from foretell.pytorch.deploy.batch_norm import norms
 from foretell.pytorch.deploy.deferred import with_memory
 from foretell.pytorch.deploy.machine import (
     BURN,
@@ -52,10 +49,11 @@ from foretell.pytorch.deploy.op_times import (
     Profiled,
     Taken,
     first_apart,
+    fits,
     priced_ops,
-    put_in_buckets,
     shown_as,
 )
+from foretell.pytorch.deploy.rehearsal import Rehearsed, Role, rehearsed
 from foretell.pytorch.ranks.links import line, this_machine
 from foretell.pytorch.ranks.machine import cluster_text
 from foretell.pytorch.ranks.pin import allowed
@@ -68,18 +66,12 @@ _SENT = (4096, 65536, 1048576)  # bytes of the messages that are timed
 _LARGEST = 16 * 2**20
 _CACHE = 32 * 2**20  # bytes that a step writes between two messages of the same bucket
 _REPEATS = 8
-_TENSORS = 64  # of the stages that a pipeline's runtime is timed on, at most, weights and biases
-_UNITS, _MESSAGES = 4, 3  # of the models that FSDP is timed on; messages of each unit
-_WIDTHS = (32, 2048)  # of their layers, at least and at most
-_NORM = "batch_norm"
-_GRADIENT = 2**20  # numbers of a gradient that is copied into its bucket
-_BUCKET = 25 * 2**20  # bytes
 _PARAMETERS = 2**26  # that an optimizer is timed on at most
 _LITTLE = 0.02  # of a step: parts below it teach nothing
 _LONG = 2e-5  # seconds of an op: shorter ones are mostly Python, the dispatcher and autograd
-_OWN = 1.3  # wall over core seconds that a step's own messages, on the cores it works on, may make
+_QUIET = 1.3  # wall over core seconds, up to which a step says more of the model than of the load
 _DRIFT = SPREAD["drift"]
-_WHOLE = ("host", "talk")  # factors that are of no family of ops
+_WHOLE = ("host", "step")  # factors that are of no family of ops
 
 
 @dataclass(frozen=True)
@@ -112,25 +104,19 @@ class Predictor:
 
     def __init__(self, step: Step, plan: Plan) -> None:
         self.step, self.ranks = step, dist.get_world_size()
-        self.plan = plan
+        self.plan = self.asked = plan
         if not plan.global_batch and not plan.shares:
             self.plan = plan.but(global_batch=step.samples * plan.dp)
         if self.ranks * torch.get_num_threads() >= allowed():
             self.plan = self.plan.but(overlap=False)  # messages take the cores that work is done on
         self.machine = load_machine(this_machine(), self.ranks, torch.get_num_threads())
-        self.copied = 0.0  # seconds a byte of a gradient takes into its bucket
         self.size = 0.0  # bytes of the largest message
-        self.norms: list[TimedOp] = []  # batch norms that wait for other ranks
         self.answer: dict[str, Any] = {}
         self.known: dict[str, Any] | None = None  # the answer, where nothing is measured for it
-        self.per_op = 0.0  # core seconds that a pipeline's runtime adds to an op
-        self.families: dict[str, float] = {}  # the same by family, where they were seen in it
         self.in_place = 1.0  # how many times as long as priced ops take in the model
-        self.per_tensor = 0.0  # core seconds that FSDP adds to the update of a tensor
         self.unsteady = 0.0  # standard error of the logarithm of a large message's seconds
-        self.around = 0.0  # core seconds of a step beside forward, backward, update and messages
-        trained = [p for p in step.model.parameters() if p.requires_grad]
-        self.parameters, self.tensors = sum(p.numel() for p in trained), len(trained)
+        self.taken: Taken | None = None  # the model on a rank by itself
+        self.acted: Rehearsed | None = None  # a step that was acted out
         self.workload: Workload | None = None
 
     def prepare(self) -> None:
@@ -145,18 +131,14 @@ class Predictor:
         ops, self.size = box[0]
         found = dict(zip(ops, _together([timed.seconds(op) for op in ops]), strict=True))
         seconds = {op: took for op, took in found.items() if took is not None}
-        taken = self._taken_alone()
+        taken = self.taken = self._taken_alone()
         update = None if taken is None else taken.update
         seconds |= _updates(self.step, [op for op in ops if op.op == "optimizer"], update)
-        if taken is None or not self._has_buckets:  # else it is a part of what was taken
-            self.copied = _together([_copied()])[0] or 0.0
         launch = _together([timed.launch()])[0] or 0.0
-        self.norms = [op for op in ops if op.op.startswith(_NORM)] if self._syncs else []
         self.machine = self.machine.with_ops(seconds, launch)
         if dist.get_rank() == 0:
             save_machine(self.machine)
             if taken is not None:
-                self.families = self._ratios(taken.ops, taken.compute, self._alone_ops())[0]
                 self.in_place = taken.compute / self._priced_alone()
 
     @property
@@ -167,37 +149,73 @@ class Predictor:
     def predict(self, between: Callable[[], Any] | None = None) -> dict[str, Any]:
         """Seconds of a step with their interval, or why there are none: asked right before it.
 
-        What changes from moment to moment is measured here: the load, messages under it, and how
-        far apart ranks are after what they do `between` two steps.
+        What changes from moment to moment is measured here: the load, messages under it, and what
+        a rank does `between` two steps.
         """
         if self.known is not None:
             return self.known if dist.get_rank() == 0 else {}
-        if self.plan.pp > 1:
-            self._add_runtime()
-        elif self._has_buckets:
-            self.around = _together([_around(self.tensors)])[0] or 0.0
-        load = probe(self.plan, self._piece(), between)
-        busy = load.busy
+        self.acted = rehearsed(self._role(between), self.asked)
+        if self.acted is not None:
+            self.answer = {} if dist.get_rank() else self._as_acted(self.acted)
+            return self.answer
+        load = probe(self._piece())
+        if torch.get_num_threads() > 1:  # work was timed by the wall, all ranks at once
+            load = load._replace(busy=1.0, unsteady=0.0)
         sent = list(_messages(self.plan, self.size))
         self.unsteady = max((off for _, off in sent), default=0.0)
-        messages = tuple(
-            m._replace(start=max(m.start, load.sent if m.op == "send" else load.late))
-            for m, _ in sent
-        )
-        if self.plan.zero >= 2:
-            messages, self.per_tensor = _as_sharded(messages, self.plan, self.step)
-            talk = self.machine.factor("talk")  # what it is a factor of was timed as FSDP has it
-            messages = tuple(
-                m._replace(start=m.start / talk, slope=m.slope / talk) for m in messages
-            )
-        else:
-            messages = _as_bucketed(messages, self.size, busy * self.copied)
-        shared = {op: took / busy for op, took in _norms(self.norms, self.step.norm_group)}
-        if dist.get_rank():
-            return {}
-        here = self.machine.with_ops(shared, self.machine.launch)  # of this plan alone: not kept
-        self.answer = self._prediction(here, load, messages)
+        messages = tuple(m._replace(start=max(m.start, load.late)) for m, _ in sent)
+        self.answer = {} if dist.get_rank() else self._prediction(load, messages)
         return self.answer
+
+    def _role(self, between: Callable[[], Any] | None) -> Role:
+        """What the stand-in of the model has to act."""
+        step, box = self.step, [0.0]
+        passes = step.samples / self._at_once
+        if self.taken is not None:
+            box[0] = self.taken.compute * passes
+        elif dist.get_rank() == 0:
+            box[0] = self._priced_alone() * passes
+        if self.taken is None:
+            dist.broadcast_object_list(box, src=0)
+        role = Role(
+            step.model, step.optimizer, step.samples, box[0], is_synced=self._syncs, between=between
+        )
+        if self.taken is None:
+            return role
+        active, parts = self.taken.active, self.taken.parts
+        return replace(role, active=active, parts=parts, in_buckets=self._has_buckets)
+
+    @property
+    def _syncs(self) -> bool:
+        """Whether batch norms wait for other ranks."""
+        return self.step.norm_group is not None and self.plan.dp > 1
+
+    def _as_acted(self, acted: Rehearsed) -> dict[str, Any]:
+        """The prediction, where a step was acted out."""
+        assert self.workload is not None
+        step = self.machine.factor("step") * acted.seconds
+        drift = _DRIFT["idle"] + _DRIFT["load"] * math.log(acted.load)
+        wide = math.exp(EIGHTY_PERCENT * math.hypot(acted.unsure, drift))
+        parts = dict(predict(self.plan, self.workload, self._as_timed()).breakdown)
+        for name in ("exchange_s", "reduce_s"):
+            parts[name] = 0.0
+        if self.taken is not None:
+            alone = self.taken.compute * self.step.samples / self._at_once
+            parts["compute_s"] = alone / self.plan.pp
+        parts["idle_s"] *= self.plan.pp > 1
+        work = acted.load * sum(parts.values())
+        parts = {name: min(acted.load, step / work) * took for name, took in parts.items()}
+        left = max(step - sum(parts.values()), 0.0)
+        parts["exchange_s" if self.plan.dp == 1 else "reduce_s"] = left
+        return {
+            "step_s": step,
+            "low_s": step / wide,
+            "high_s": step * wide,
+            "load": acted.load,
+            "waits_s": 0.0,
+            "breakdown": parts,
+            "runs": max((one.runs for one in self.machine.learned.values()), default=0),
+        }
 
     def _piece(self) -> float:
         """Core seconds that a rank works between two messages of a step; the same on all ranks."""
@@ -220,13 +238,15 @@ class Predictor:
         alone, plan = self.step.alone, self.plan
         is_plain = plan.precision in ("", "fp32") and plan.dtype in ("", "fp32")
         found = None
-        if alone is not None and is_plain and alone.fits(self.ranks):
+        if alone is not None and is_plain and fits(alone.model, self.ranks):
+            if self._syncs and norms(alone.model):
+                alone = replace(alone, alone=dist.new_subgroups(1)[0])
             many = max(round(self._actions / 2), 1)
             found = alone.taken(self._at_once, many, in_buckets=self._has_buckets)
         both = _together([None, None] if found is None else [found.compute, found.update])
         if found is None or both[0] is None or both[1] is None:
             return None
-        return Taken(both[0], both[1], found.ops)
+        return replace(found, compute=both[0], update=both[1])
 
     @property
     def _has_buckets(self) -> bool:
@@ -234,7 +254,7 @@ class Predictor:
         return self.plan.dp > 1 and self.plan.zero < 2 and self._actions <= 2
 
     def _priced_alone(self) -> float:
-        """The same forward and backward as priced."""
+        """The forward and backward of a rank by itself as priced."""
         assert self.workload is not None
         plan = Plan(
             dp=self.ranks,
@@ -244,13 +264,6 @@ class Predictor:
         )
         cluster = self._as_timed()
         return float(predict(plan, self.workload, cluster).breakdown["compute_s"])
-
-    def _alone_ops(self) -> list[PricedOp]:
-        """The ops of that forward and backward as priced."""
-        assert self.workload is not None
-        cluster = self._as_timed()
-        plan = check(Plan(dp=self.ranks, framework=self.plan.framework), self.workload, cluster)
-        return priced_ops(self.workload, running(plan), self._at_once, cluster.devices[0])
 
     @property
     def _actions(self) -> float:
@@ -262,21 +275,6 @@ class Predictor:
         assert self.workload is not None
         cluster = self._as_timed()
         return float(predict(self.plan, self.workload, cluster).breakdown["compute_s"])
-
-    def _add_runtime(self) -> None:
-        """Add to each op its part of what a pipeline's runtime takes for an action."""
-        took = _together([_action(self.plan, self.tensors)])[0] or 0.0
-        if dist.get_rank() == 0 and self.workload is not None:
-            self.per_op = 0.0
-            without = self._compute()
-            self.per_op = 1e-3  # to count how often it is paid
-            ops = (self._compute() - without) / self.per_op
-            self.per_op = took * self._actions / max(ops, 1.0)
-
-    @property
-    def _syncs(self) -> bool:
-        """Whether batch norms wait for other ranks."""
-        return self.step.norm_group is not None and self.plan.dp > 1
 
     def _on_gpus(self) -> dict[str, Any]:
         """The same from a data sheet and fitted prices, where the GPU is a known one."""
@@ -301,10 +299,7 @@ class Predictor:
         """
         try:
             self.workload = self.step.workload("cpu")
-            known = self.machine.seconds
-            if self._syncs:
-                known = {op: s for op, s in known.items() if not op.op.startswith(_NORM)}
-            ops = TimedOps(known)
+            ops = TimedOps(self.machine.seconds)
             predict(self.plan, self.workload, self._machines(self.machine, ops))
         except ForetellError as error:
             return {"why": error.message}
@@ -323,55 +318,42 @@ class Predictor:
         fit = {"ranks": self.ranks, "bandwidth": 1e9, "latency": 1e-4}
         found = loads(cluster_text(dict(machine.facts), fit, {}))
         (node, count), *_ = found.groups
-        launch = (machine.launch + self.per_op / self.in_place) * ops.load
-        device = replace(node.devices[0], timed=ops, launch=launch)
+        device = replace(node.devices[0], timed=ops, launch=machine.launch * ops.load)
         groups = ((replace(node, devices=(device,)), count),)
         families = {n: machine.factor(n) for n in machine.learned if n not in _WHOLE}
-        families |= self.families
         calibration = Calibration(
             host=machine.factor("host"),
-            talk=machine.factor("talk"),
             families=tuple(sorted(families.items())),
             messages=tuple(messages),
         )
         return replace(found, groups=groups, _ways={}, _levels={}).calibrated(calibration)
 
-    def _prediction(
-        self, machine: Machine, found_load: Load, messages: tuple[Message, ...]
-    ) -> dict[str, Any]:
+    def _prediction(self, found_load: Load, messages: tuple[Message, ...]) -> dict[str, Any]:
         assert self.workload is not None
-        load = found_load.busy
-        own = {op for op in machine.seconds if op.op == "optimizer"} | set(self.norms)
-        seconds = {  # which were timed in their place
-            op: took / self.in_place if op in own else took for op, took in machine.seconds.items()
+        load, machine = found_load.busy, self.machine
+        seconds = {  # an update was timed in its place
+            op: took / self.in_place if op.op == "optimizer" else took
+            for op, took in machine.seconds.items()
         }
         ops = TimedOps(seconds, load * self.in_place)
         cluster = self._machines(machine, ops, messages)
         found = predict(self.plan, self.workload, cluster)
-        update = load * (self.per_tensor * self.tensors / self.plan.pp + self.around)
-        step = found.step + found_load.apart + update
+        step = found.step
         # work that is longer than what was timed for the load sees more of its mean
         sigma = found_load.unsteady * min(1.0, BURN / step) ** 0.5
         drift = _DRIFT["idle"] + _DRIFT["load"] * math.log(found_load.others)
-        # one step waits by other seconds than the next, and waiting may be another's altogether
-        waits = math.log1p(max(found_load.apart_off, found_load.apart) / step)
         talk = math.log1p(math.expm1(self.unsteady) * found.breakdown["reduce_s"] / step)
         down, up = (
-            math.exp(EIGHTY_PERCENT * math.hypot(wide / EIGHTY_PERCENT, sigma, drift, waits, talk))
+            math.exp(EIGHTY_PERCENT * math.hypot(wide / EIGHTY_PERCENT, sigma, drift, talk))
             for wide in (math.log(found.step / found.low), math.log(found.high / found.step))
         )
-        parts = found.breakdown
         return {
             "step_s": step,
             "low_s": step / down,
             "high_s": step * up,
             "load": found_load.others,
-            "waits_s": found_load.apart,
-            "breakdown": parts
-            | {
-                "idle_s": parts["idle_s"] + found_load.apart,
-                "update_s": parts["update_s"] + update,
-            },
+            "waits_s": 0.0,
+            "breakdown": found.breakdown,
             "runs": max((one.runs for one in self.machine.learned.values()), default=0),
         }
 
@@ -407,81 +389,18 @@ class Predictor:
         """Keep how much longer than alone ops took in a step; the first that parts, if one does.
 
         `cpu` are the core seconds of the quickest step: others share caches with what else runs.
-        What `step`, at the `load` there was, took beyond work and update, its messages took.
+        On a quiet machine what `step` took beside the one that was acted out is kept, too.
         """
         ops = self.ops()
         if not ops:
             return None
         rest = cpu - profiled.families.get("optimizer", 0.0)
-        ratios, rest = self._ratios(profiled, rest - self.copied * 4.0 * self.parameters, ops)
+        ratios, rest = self._ratios(profiled, rest, ops)
         ratios["host"] = rest / (len(ops) * self.machine.launch)
-        sent = self.answer["breakdown"]["reduce_s"] if self.answer else 0.0
-        if sent > _LITTLE * step:
-            busy = load / self.answer["load"] if load > _OWN else 1.0
-            work = sum(self.answer["breakdown"][part] for part in ("compute_s", "update_s"))
-            left = step - self.answer["waits_s"] - busy * work
-            ratios["talk"] = self.machine.factor("talk") * left / (busy * sent)
-        save_machine(self.machine.with_run(ratios, {"talk": sent / step}))
+        if self.acted is not None and max(load, self.acted.load) < _QUIET:
+            ratios["step"] = step / self.acted.seconds
+        save_machine(self.machine.with_run(ratios))
         return first_apart(ops, profiled.forward)
-
-
-def _action(plan: Plan, tensors: int) -> float:
-    """Core seconds of one action of a pipeline beside its ops: the runtime, sends, receives."""
-    many = 4
-    small = Plan(dp=dist.get_world_size() // plan.pp, pp=plan.pp, micro_batch=1)
-    ours, plain = _small_steps(small, min(max(tensors // 2, plan.pp), _TENSORS), many)
-    return max(ours - plain / plan.pp, 0.0) / (2 * many)
-
-
-def _around(tensors: int) -> float:
-    """Core seconds that a step of ours takes beside its ops and messages: hooks, buckets, Python.
-
-    From few layers and many: some of it is for each tensor.
-    """
-    few, many = 1, min(max(tensors // 2, 2), _TENSORS)
-    plan, found = Plan(dp=dist.get_world_size()), list[float]()
-    for units in (few, many):
-        ours, plain = _small_steps(plan, units, 1, in_buckets=True)
-        found.append(ours - plain)
-    message, sent = torch.zeros(8), list[float]()
-    for _ in range(2 * _REPEATS):
-        start = time.thread_time()
-        for _ in range(2):  # a bucket, and which parameters were used: priced as messages
-            dist.all_reduce(message)
-        sent.append(time.thread_time() - start)
-    more = (found[1] - found[0]) / (many - few) * (tensors / 2 - few)
-    return float(max(found[0] + more - statistics.median(sent), 0.0))
-
-
-def _small_steps(
-    plan: Plan, units: int, samples: int, *, in_buckets: bool = False
-) -> tuple[float, float]:
-    """Core seconds of a step of layers that compute next to nothing: ours, and of a plain loop.
-
-    `in_buckets`: its gradients are put into memory that they leave from, too.
-    """
-    from foretell.pytorch.deploy.apply import deploy  # which a prediction of others does not need
-
-    width = 8
-    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(units)))
-    plain = copy.deepcopy(model)
-    if in_buckets:
-        put_in_buckets(plain)
-    ours, theirs = (torch.optim.SGD(m.parameters()) for m in (model, plain))
-    loss = nn.functional.mse_loss
-    made = deploy(model, ours, plan, loss=loss, device="cpu", samples=samples)
-    x, took = torch.randn(samples, width), list[tuple[float, float]]()
-    for _ in range(2 * _REPEATS):
-        start = time.thread_time()
-        made.step((x,), x)
-        middle = time.thread_time()
-        theirs.zero_grad()
-        for one in x.split(plan.micro_batch or samples):
-            loss(plain(one), one).backward()
-        theirs.step()
-        took.append((middle - start, time.thread_time() - middle))
-    first, second = zip(*took, strict=True)
-    return statistics.median(first), statistics.median(second)
 
 
 def _together(mine: list[float | None]) -> list[float | None]:
@@ -554,107 +473,11 @@ def _messages(plan: Plan, size: float) -> Iterable[tuple[Message, float]]:
         yield Message("send", 2, max(first - slope * small, 0.0), slope), 0.0
 
 
-def _as_sharded(
-    messages: tuple[Message, ...], plan: Plan, step: Step
-) -> tuple[tuple[Message, ...], float]:
-    """Messages as FSDP sends them: with its hooks, and the copies of what is gathered.
-
-    And core seconds that an update of a tensor takes longer for being a part of one.
-    """
-    wide = plan.sharing
-    mesh = init_device_mesh(
-        "cpu", (dist.get_world_size() // wide, wide), mesh_dim_names=("copies", "parts")
-    )
-    largest = math.isqrt(max((p.numel() for p in step.model.parameters()), default=1))
-    widths = (_WIDTHS[0], min(max(largest, 4 * _WIDTHS[0]), _WIDTHS[1]))
-    found, update = [], 0.0
-    for width in widths:
-        both = [[nn.Linear(width, width, bias=False) for _ in range(_UNITS)] for _ in range(2)]
-        for unit in both[1]:
-            fully_shard(unit, mesh=mesh["parts"])
-        took = [_step_of(nn.Sequential(*units), width) for units in both]
-        found.append(max((took[1] - took[0]) / _UNITS / _MESSAGES, 0.0))
-        update = update or _longer_update(both[0], both[1], step.optimizer)
-    (small, large), sizes = found, [4.0 * width**2 for width in widths]
-    slope = max((large - small) / (sizes[1] - sizes[0]), 0.0)
-    start = max(small - slope * sizes[0], 0.0)
-    kinds = ("all_gather", "reduce_scatter")
-    return tuple(
-        m._replace(start=max(m.start, start), slope=max(m.slope, slope))
-        if m.op in kinds and m.ranks == wide
-        else m
-        for m in messages
-    ), update
-
-
-def _longer_update(whole: list[Any], parts: list[Any], optimizer: Callable[[Any], Any]) -> float:
-    """Core seconds that the update of a small tensor that FSDP sharded takes longer."""
-    took = []
-    for units in (whole, parts):
-        made = optimizer(_OptimizerInputs([p for unit in units for p in unit.parameters()]))
-        if made is None:
-            return 0.0
-        took.append(_together([timed.timed(made.step)])[0] or 0.0)
-    return max(took[1] - took[0], 0.0) / len(whole)
-
-
-def _copied() -> float:
-    """Seconds to put a byte of a gradient, whose memory is new, into its bucket."""
-    slot = torch.zeros(_GRADIENT)
-
-    def take() -> Tensor:
-        return torch.mul(torch.full((_GRADIENT,), 1.0), 0.5, out=slot)
-
-    return timed.timed(take) / (4.0 * _GRADIENT)
-
-
-def _as_bucketed(
-    messages: tuple[Message, ...], size: float, copied: float
-) -> tuple[Message, ...]:  # fmt: skip
-    """All-reduces as buckets send them: copied in first, and one more that says what was used."""
-    more = 1.0 + 1.0 / (1.0 + size // _BUCKET)
-    return tuple(
-        m._replace(start=more * m.start, slope=m.slope + copied) if m.op == "all_reduce" else m
-        for m in messages
-    )
-
-
-def _norms(asked: list[TimedOp], group: Any) -> Iterable[tuple[TimedOp, float]]:
-    """Batch norms with the statistics of all ranks, forward and backward: timed together."""
-    for op in asked:
-        size = dict(op.shape)
-        channels = int(size.get("rows") or 64)
-        count = int(size.get("n") or channels * size.get("cols", 1.0))
-        norm = nn.BatchNorm1d(channels)
-        x = torch.randn(1, channels, max(count // channels, 2), requires_grad=True)
-        took = []
-        for _ in range(_REPEATS):
-            dist.barrier()
-            start = time.perf_counter()
-            y = normalize(norm, group, x)
-            middle = time.perf_counter()
-            y.sum().backward()
-            ends = time.perf_counter()
-            took.append(ends - middle if op.op.endswith("backward") else middle - start)
-        yield op, usual(_of_slowest(took))
-
-
 def _of_slowest(took: list[float]) -> Tensor:
     """Seconds of the slowest rank, but for the first time."""
     slowest = torch.tensor(took[1:], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return slowest
-
-
-def _step_of(model: Any, width: int) -> float:
-    """Seconds of forward and backward."""
-    x, took = torch.randn(2, width), []
-    for _ in range(_REPEATS):
-        dist.barrier()
-        start = time.perf_counter()
-        model(x).sum().backward()
-        took.append(time.perf_counter() - start)
-    return usual(_of_slowest(took))
 
 
 def _sizes(size: float) -> list[int]:

@@ -1,15 +1,17 @@
 """Stages whose ranks have samples of their own, and what of them crosses between stages.
 
 Segments are stages with meshes of their own: as many replicas and tensor ranks as each has.
-Every segment works on the same micro-batches. Its replicas have equal parts of one, in order, and
-what crosses from segment to segment is cut where parts begin and end. The ranks that share a
-replica all have its output; they take turns in sending it. The mean over a segment's replicas is
-the gradient of the whole batch, so what comes back from a segment with other replicas is scaled.
+Every segment works on the same micro-batches. Its replicas have parts of one, in order, equal or as
+its shares say, and what crosses from segment to segment is cut where parts begin and end. The ranks
+that share a replica all have its output; they take turns in sending it. The mean over a segment's
+replicas is the gradient of the whole batch: so what comes back from a segment with other replicas
+is scaled, and the mean loss of a replica with n of N samples counts n · replicas / N.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ import torch.distributed as dist
 
 from foretell.errors import InputError
 from foretell.plan.layer_ranges import Move
-from foretell.plan.plan import Segment
+from foretell.plan.plan import Segment, micro_samples
 from foretell.plan.stage_placement import Action
 from foretell.pytorch.deploy.actions import Pipeline
 from foretell.pytorch.deploy.actions import pipeline as pipeline_of
@@ -155,7 +157,7 @@ def shaped(
     missing = set(range(size)) - {rank for one in parts for rank in one.ranks}
     if missing:
         raise InputError(f"rank {min(missing)} is in no segment of the plan")
-    each = plan.micro_batch * plan.dp
+    each = micro_samples(plan)
     if samples % each:
         raise InputError(f"{samples} samples are no multiple of micro_batch={each}")
     pieces, after = cut_model(model, len(parts), tuple(one.blocks for one in parts), call)
@@ -180,9 +182,13 @@ class Segments(RowStages):
         device: Any,
     ) -> None:
         self.replicas = [list(_replicas(one)) for one in parts]
+        self.shares = [one.plan.shares or (1,) * one.plan.dp for one in parts]
         super().__init__(pipeline, modules, loss, device=device)
         ((self.stage, _),) = modules.items()
         self.replica = next(k for k, r in enumerate(self.replicas[self.stage]) if self.rank in r)
+        shares = self.shares[self.stage]
+        self.share = shares[self.replica] * len(shares) / sum(shares)  # of this rank's loss
+        self.weights = [weight * self.share for weight in self.weights]
         self.late: list[tuple[Tensor, Any]] = []  # tied to other segments, with the ranks of all
 
     def tie(self, tied: Sequence[tuple[Tensor, tuple[int, ...]]]) -> None:
@@ -201,21 +207,30 @@ class Segments(RowStages):
     def _named(self, stage: int) -> str:
         return f"segment {stage}"
 
-    def _size(self, stage: int) -> int:
-        """Samples of a micro-batch that a replica of a stage has."""
-        return len(self._batch[0][0]) // len(self.replicas[stage])
-
     def _span(self, stage: int, m: int) -> slice:
-        each = self._size(stage)
-        return slice(self.replica * each, (self.replica + 1) * each)
+        return self._spans(stage)[self.replica]
+
+    def _spans(self, stage: int) -> list[slice]:
+        """The samples of a micro-batch that each replica of a stage has."""
+        shares, samples = self.shares[stage], len(self._batch[0][0])
+        ends = [samples * n // sum(shares) for n in accumulate(shares)]
+        return [slice(first, last) for first, last in zip([0, *ends], ends, strict=False)]
+
+    def _require_batch(self, inputs: tuple[Any, ...]) -> None:
+        super()._require_batch(inputs)
+        samples = len(inputs[0]) // self.parts
+        for shares in self.shares:
+            if any(samples * n % sum(shares) for n in shares):
+                raise InputError(
+                    f"micro-batches of {samples} samples for replicas with shares of {shares}"
+                )
 
     def _moves(self, kind: str, stage: int, follower: int, m: int) -> Iterator[Move]:
         """From the replicas that have the same samples; their ranks take turns in sending."""
         a, b = (stage, follower) if kind == "F" else (follower, stage)
-        one, other = self._size(a), self._size(b)
-        for i, sources in enumerate(self.replicas[a]):
-            for j, targets in enumerate(self.replicas[b]):
-                first, last = max(i * one, j * other), min((i + 1) * one, (j + 1) * other)
+        for one, sources in zip(self._spans(a), self.replicas[a], strict=True):
+            for other, targets in zip(self._spans(b), self.replicas[b], strict=True):
+                first, last = max(one.start, other.start), min(one.stop, other.stop)
                 for k, target in enumerate(targets if first < last else ()):
                     yield Move(sources[k % len(sources)], target, first, last)
 

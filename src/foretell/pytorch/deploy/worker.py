@@ -68,7 +68,7 @@ class Heartbeat:
 def main(folder: Path) -> None:
     """Run one rank; a failure is written where the launcher finds it."""
     rank = int(os.environ["RANK"])
-    _redirect(folder / f"rank-{rank}.log")
+    redirect(folder / f"rank-{rank}.log")
     asked = run_files.asked(folder)
     heartbeat = Heartbeat(folder, rank, asked.launcher)
     try:
@@ -568,7 +568,7 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def _redirect(path: Path) -> None:
+def redirect(path: Path) -> None:
     """What this rank prints goes to its own file."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 from types import ModuleType
@@ -21,55 +20,45 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from foretell.errors import ForetellError, InputError
+from foretell.errors import InputError
 from foretell.pytorch.deploy import run_files
-from foretell.pytorch.deploy.worker import leave, load
+from foretell.pytorch.deploy.worker import Heartbeat, done, failed, load, redirect
 from foretell.pytorch.script import default_loss, prepared, share
-from foretell.pytorch.tune.launch import Asked, tell_done
+from foretell.pytorch.tune.launch import Asked
 
 _SWEEP = tuple(2.0**k for k in range(12, 27, 2))  # bytes of the all-reduces that are timed
 _REPEAT = 5
 _LONG = 0.2  # seconds
-_LOOK = 1.0  # seconds between looks at the launcher
 
 
 def main(folder: Path) -> None:
     """Measure, and write what was found or why not."""
     rank = int(os.environ["RANK"])
+    redirect(folder / f"rank-{rank}.log")
     given = run_files.read(folder / "asked.json")
     asked = Asked(**given | {"candidates": tuple(tuple(c) for c in given["candidates"])})
-    threading.Thread(target=_stay_with, args=(asked.launcher,), daemon=True).start()
+    heartbeat = Heartbeat(folder, rank, asked.launcher)
     try:
-        found = _measured(asked, _Count(folder if rank == 0 else None, asked))
+        found = _measured(asked, _Count(heartbeat, asked))
+        dist.barrier()
+        dist.destroy_process_group()
     except BaseException as error:
-        run_files.write(folder / f"rank-{rank}.error.json", _error_text(error))
-        os._exit(1)  # peers may be inside a collective: nothing to wait for
-    run_files.write(folder / f"rank-{rank}.result.json", found)
-    dist.barrier()
-    dist.destroy_process_group()
-    leave()
-
-
-def _stay_with(launcher: int) -> None:
-    """End this rank when its parent is gone, whatever it is waiting for."""
-    while Path(f"/proc/{launcher}").exists() or not Path("/proc/self").exists():
-        time.sleep(_LOOK)
-    os._exit(1)
+        failed(folder, rank, error, heartbeat.phase)
+    done(folder, rank, found, heartbeat)
 
 
 class _Count:
-    """Counts steps, and reports them; a rank without a folder keeps still."""
+    """Counts steps, and reports them."""
 
-    def __init__(self, folder: Path | None, asked: Asked) -> None:
+    def __init__(self, heartbeat: Heartbeat, asked: Asked) -> None:
         turns = asked.rounds if asked.candidates else 1
         self.of = max(len(asked.candidates), 1) * (asked.warmup + turns * asked.steps)
-        self.folder, self.steps = folder, 0
+        self.heartbeat, self.steps = heartbeat, 0
 
     def add(self, steps: int) -> None:
         """So many more steps are over."""
         self.steps += steps
-        if self.folder is not None:
-            tell_done(self.folder, self.steps, self.of)
+        self.heartbeat.enter(f"step {self.steps} of {self.of}", self.steps / self.of)
 
 
 def _measured(asked: Asked, count: _Count) -> dict[str, Any]:
@@ -236,13 +225,6 @@ def _slowest(seconds: float, device: str) -> float:
 def _wait(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-def _error_text(error: BaseException) -> dict[str, Any]:
-    message, hint = f"{type(error).__name__}: {error}", "run the script by itself first"
-    if isinstance(error, ForetellError):
-        message, hint = error.message, error.hint
-    return {"message": message[:400], "hint": hint, "time": time.time()}
 
 
 if __name__ == "__main__":
