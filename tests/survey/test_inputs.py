@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from foretell.advise import load
+from foretell.advise import Step
 from foretell.cli.main import foretell
 from foretell.errors import InputError
 from foretell.survey.inputs import Inputs, drawings, sort
@@ -87,7 +87,7 @@ def test_what_is_cut_short(tmp_path):
 
 
 def test_a_survey_of_a_graph():
-    found = survey([load(STEP)], ["faster-host:times=2"], advice=False)
+    found = survey([Step.from_file(STEP)], ["faster-host:times=2"], advice=False)
     assert [line.name for line in found.timelines] == ["current step", "with faster-host"]
     figures = {f["what"]: f for f in found.content.figures}
     told = figures["with changes"]
@@ -97,7 +97,7 @@ def test_a_survey_of_a_graph():
 
 
 def test_advice_gives_what_is_shown_after():
-    found = survey([load(STEP)])
+    found = survey([Step.from_file(STEP)])
     assert found.content.advice["ranked"] is not None
     best = found.content.advice["together"]
     assert len(found.timelines) == (2 if best else 1)

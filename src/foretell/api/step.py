@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-from foretell.advise import TRIED, Advice, Loaded, advise, load, peak, shown
+from foretell.advise import TRIED, Advice, advise, peak, shown
 from foretell.advise import Step as _Step
 from foretell.api.result import Bar, Plot, Result, Table, bars
 from foretell.baseline import why
@@ -178,11 +178,7 @@ def silent(doing: str, share: float | None = None) -> None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Step(_Step):
-    """One training step: its graph, the cluster it runs on, and its time without the profiler."""
-
-    name: str = ""
-    remarks: tuple[str, ...] = ()  # notes on how it was read, captured or profiled
-    measured: Timeline | None = None  # of a trace: the step with the profiler
+    """One training step and the questions it answers."""
 
     @classmethod
     def load(
@@ -201,7 +197,7 @@ class Step(_Step):
         path = Path(source)
         if is_module or path.suffix == ".py" or ".py:" in str(path):
             return cls.from_script(path, cluster, args=args, is_module=is_module, progress=progress)
-        return cls._of(load(path, _cluster(cluster), unprofiled))
+        return cls.from_file(path, _cluster(cluster), unprofiled)
 
     @classmethod
     def from_trace(
@@ -216,12 +212,7 @@ class Step(_Step):
         `unprofiled` is the measured time of a step without the profiler in seconds; otherwise what
         `foretell profile` wrote into the trace counts, or an estimate.
         """
-        return cls._of(load(Path(trace), _cluster(cluster), unprofiled))
-
-    @classmethod
-    def _of(cls, found: Loaded) -> Self:
-        step = found.step
-        return cls(step.graph, step.cluster, step.baseline, found.name, found.notes, found.measured)
+        return cls.from_file(Path(trace), _cluster(cluster), unprofiled)
 
     @classmethod
     def from_graph(cls, graph: Graph | str | Path, cluster: str | Cluster | None = None) -> Self:
@@ -314,8 +305,7 @@ class Step(_Step):
         from foretell.report import write
         from foretell.survey.survey import survey
 
-        loaded = [Loaded(self.name, self, self.measured)]
-        found = survey(loaded, changes, advice=advice, progress=progress)
+        found = survey([self], changes, advice=advice, progress=progress)
         write(found.timelines, Path(path), found.content)
         return Path(path)
 

@@ -84,13 +84,13 @@ def _predicted(what: str, specs: tuple[str, ...], options: dict[str, Any]) -> di
 def _of_file(
     path: Path, specs: tuple[str, ...], machines: Any, real: float | None
 ) -> dict[str, Any]:
-    from foretell.advise import load
+    from foretell.advise import Step
     from foretell.report.summary import split
     from foretell.simulate import simulate
     from foretell.survey.survey import outcome
     from foretell.whatif import applied, parse
 
-    step = load(path, machines, real).step
+    step = Step.from_file(path, machines, real)
     found = outcome(step, specs)
     timeline = simulate(applied([parse(s) for s in specs], step.graph, step.setting))
     parts = split("", timeline)

@@ -62,7 +62,6 @@ def _surveyed(
     advice: bool,
     tell: Any,
 ) -> Any:
-    from foretell.advise import Loaded
     from foretell.api.step import arguments_for_none
     from foretell.cli.script import load_step, script_args
     from foretell.cluster import load as load_cluster
@@ -83,9 +82,8 @@ def _surveyed(
     if script_args() and not any(is_script(str(path)) for path in inputs.steps):
         raise arguments_for_none(given[0])
     steps = [load_step(path, cluster, real) for path in inputs.steps]
-    loaded = [Loaded(step.name, step, step.measured) for step in steps]
     drawn = drawings(inputs, machines, model_of(model) if model else None)
-    return survey(loaded, inputs.specs, drawn, advice=advice, progress=tell)
+    return survey(steps, inputs.specs, drawn, advice=advice, progress=tell)
 
 
 def _numbers(found: Any) -> dict[str, Any]:

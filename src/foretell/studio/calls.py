@@ -105,8 +105,7 @@ def _view(studio: Studio, request: Request) -> str:
     step, specs = _step(studio, request), changes(request)
     job = text(request, "advice")
     advised = studio.jobs[job].answer if job in studio.jobs else None
-    loaded = studio.desk.step(text(request, "step"))
-    return packed(views.step(loaded.name, step, loaded.measured, specs, advised))
+    return packed(views.step(step, specs, advised))
 
 
 def _rank(studio: Studio, request: Request) -> dict[str, str]:
@@ -224,10 +223,10 @@ def _export(studio: Studio, request: Request) -> dict[str, Any]:
         raise InputError(
             f"`{form[:40]}` cannot be exported", hint="report, trace, plan or settings can"
         )
-    loaded = studio.desk.step(text(request, "step"))
-    name = known(loaded.name.partition(".")[0])
+    step = _step(studio, request)
+    name = known(step.name.partition(".")[0])
     name += ".html" if form == "report" else ".trace.json.gz"
-    views.write(_step(studio, request), loaded, changes(request), folder / name)
+    views.write(step, changes(request), folder / name)
     return {"file": name}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.advise import TRIED, Loaded, Recommendations, Step, advise, gain, peak, shown
+from foretell.advise import TRIED, Recommendations, Step, advise, gain, peak, shown
 from foretell.baseline import steady_seconds
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
@@ -37,7 +37,7 @@ class Survey:
 
 
 def survey(
-    loaded: Sequence[Loaded],
+    steps: Sequence[Step],
     specs: Sequence[str] = (),
     drawn: Drawn | None = None,
     *,
@@ -50,11 +50,11 @@ def survey(
     `advised` has the outcome of these trials, where it is known.
     """
     drawn = drawn or Drawn()
-    if advice and advised is None and loaded:
-        advised = advise(loaded[0].step, TRIED, progress)
+    if advice and advised is None and steps:
+        advised = advise(steps[0], TRIED, progress)
     progress("simulating")
-    found = [_answers(one, specs, None if k else advised) for k, one in enumerate(loaded)]
-    names = [one.name for one in loaded] or [d["name"] for d in _all(drawn)]
+    found = [_answers(one, specs, None if k else advised) for k, one in enumerate(steps)]
+    names = [one.name for one in steps] or [d["name"] for d in _all(drawn)]
     content = Content(
         title=", ".join(names[:3]),
         figures=[f for t in found for f in t.figures] or _plan_figures(drawn),
@@ -89,11 +89,10 @@ class _Answers:
     memory: list[dict[str, Any]]
 
 
-def _answers(loaded: Loaded, specs: Sequence[str], advised: Recommendations | None) -> _Answers:
-    step = loaded.step
+def _answers(step: Step, specs: Sequence[str], advised: Recommendations | None) -> _Answers:
     changes = tuple(parse(spec) for spec in specs) or _best(advised)
     now = window(step, step.graph)
-    lines = [measured(loaded.measured)] if loaded.measured else []
+    lines = [measured(step.measured)] if step.measured else []
     lines.append(now.shown(CURRENT))
     graphs = [(CURRENT, step.graph)]
     assumed, left = [], []
@@ -105,7 +104,7 @@ def _answers(loaded: Loaded, specs: Sequence[str], advised: Recommendations | No
         lines.append(window(step, after).shown(name))
         graphs.append((name, after))
         assumed = [f"assuming {text}" for change in changes for text in change.assumes]
-    found = diagnose(step, now, advised) | {"compared": compared(loaded)}
+    found = diagnose(step, now, advised) | {"compared": compared(step)}
     found |= {"lower_memory": _lower_memory(step, advised)}
     return _Answers(
         lines,
@@ -169,12 +168,11 @@ def _lines(drawn: Drawn) -> list[Line]:
     return [*(Line(*one) for one in others), _last(drawn).shown(name)]
 
 
-def compared(loaded: Loaded) -> list[dict[str, Any]]:
+def compared(step: Step) -> list[dict[str, Any]]:
     """Measured beside predicted: the step as profiled, and without the profiler."""
-    step = loaded.step
-    if loaded.measured is None or step.baseline is None:
+    if step.measured is None or step.baseline is None:
         return []
-    graph = loaded.measured.graph
+    graph = step.measured.graph
     return [
         {"what": "with the profiler", "measured_s": float(graph.facts["measured"]),
          "predicted_s": steady_seconds(graph)},
