@@ -266,16 +266,17 @@ class Step(_Step):
         parsed = [parse(change) if isinstance(change, str) else change for change in changes]
         changed, made, refused = tried(parsed, self.graph, Setting(self.cluster))
         before, after = simulate(self.graph), simulate(changed)
+        predicted = self.predicted(after.graph)
         low, high = self.interval(after.graph, made)
         return WhatIfResult(
             changes=tuple(str(change) for change in made),
             baseline=self.seconds,
-            predicted=self.predicted(after.graph),
+            predicted=predicted,
             low=low,
             high=high,
             baseline_peak=peak(self.graph, measured_peak) or 0.0,
             peak=peak(changed, measured_peak) or 0.0,
-            why=why(before.graph, after.graph),
+            why=why(before.graph, after.graph, (self.seconds, predicted)),
             assumptions=tuple(text for change in made for text in change.assumes),
             notes=tuple(self.notes),
             before=before,

@@ -18,12 +18,12 @@ LIMITS = ("step", "memory", "exposed", "idle")
 @click.command()
 @click.argument("what")
 @click.argument("specs", shell_complete=offered.changes, nargs=-1)
-@click.option("--step-under", help="The longest step: 120ms.")
-@click.option("--memory-under", help="The highest peak: 70GiB.")
-@click.option("--exposed-under", help="The most communication that nothing hides: 15%.")
-@click.option("--idle-under", help="The most time in which nothing runs: 10%.")
+@click.option("--step-under", help="Limit of the step: 120ms.")
+@click.option("--memory-under", help="Limit of peak memory: 70GiB.")
+@click.option("--exposed-under", help="Limit of exposed communication: 15%.")
+@click.option("--idle-under", help="Limit of idle time: 10%.")
 @click.option(
-    "--surely", is_flag=True, help="Hold the upper end of the interval under --step-under."
+    "--surely", is_flag=True, help="Compare the upper end of the 80 % interval with --step-under."
 )
 @offered.cluster_option("The cluster: a spec or a file.")
 @click.option("--plan", help="Of a workload: the layout, dp=4,tp=2,… or a file.")

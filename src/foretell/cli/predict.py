@@ -37,7 +37,7 @@ FIELDS = ("workload", "on", "plan")
     help="Many at once: a line of JSON each, with workload, on and plan.",
 )
 @calibration_option
-@click.option("-o", "--output", type=FILE, help="Its graph too, for `compare`.")
+@click.option("-o", "--output", type=FILE, help="Write the simulated graph, for `compare`.")
 @verbose_option
 @json_option
 def command(

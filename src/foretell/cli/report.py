@@ -15,9 +15,9 @@ from foretell.cli.script import StepCommand
 @click.command(cls=StepCommand)
 @click.argument("given", nargs=-1, required=True, metavar="FILE... [SPEC...]")
 @offered.cluster_option("The cluster steps and plans run on: a spec or a file.")
-@click.option("--of", "model", help="What plans were made for: a workload, or a captured step.")
+@click.option("--of", "model", help="The workload or captured step that plans are for.")
 @real_option
-@click.option("--no-advice", is_flag=True, help="Do not try what else would help.")
+@click.option("--no-advice", is_flag=True, help="Do not try changes.")
 @click.option(
     "-o",
     "--output",
@@ -101,13 +101,14 @@ def _text(found: dict[str, Any]) -> str:
     rows = [(f["what"], _value(f)) for f in found["figures"]]
     parts = [_verdict(found["diagnosis"])] if found["diagnosis"] else []
     parts += [words.table(("step", "value>"), rows)] if rows else []
+    used = [k for k in _PARTS if any(s["values"].get(k) for s in found["split"])]
     spent = [
-        (words.cut(s["name"], 40), *(words.seconds(s["values"].get(k, 0.0)) for k in _PARTS))
+        (words.cut(s["name"], 32), *(words.seconds(s["values"].get(k, 0.0)) for k in used))
         for s in found["split"]
     ]
     if spent:
-        parts.append(words.table(("where time goes", *(f"{k}>" for k in _PARTS.values())), spent))
-    parts.append("name a file with -o report.html to see all of it")
+        parts.append(words.table(("where time goes", *(f"{_PARTS[k]}>" for k in used)), spent))
+    parts.append("the whole page: -o report.html")
     return "\n".join(parts)
 
 

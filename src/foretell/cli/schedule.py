@@ -19,39 +19,48 @@ STOPPED = 130  # exit code of what Ctrl-C ended
 @click.command()
 @click.argument("placement", required=False)
 @click.option("-n", "--micro-batches", type=click.IntRange(1, 10_000), default=8, show_default=True)
-@click.option("-m", "--memory", default="", help="What devices hold at most: 6, or 6,4,4,2.")
-@click.option("--speed", default="", help="Of devices, where not 1: 2, or 1,1,0.5,1.")
+@click.option("-m", "--memory", default="", help="Memory of the devices: 6, or 6,4,4,2.")
+@click.option("--speed", default="", help="Speed of the devices: 2, or 1,1,0.5,1.")
 @offered.cluster_option("PLACEMENT is a model: schedule it on this cluster.")
 @click.option(
     "--shape", default="auto", show_default=True, help="v, m, nn, k, y, x, loop, wave, tp."
 )
 @click.option(
-    "--plan", "plan", default="", help="What else a model needs: micro_batch=2,framework=…"
+    "--plan", "plan", default="", help="Other fields of the plan: micro_batch=2,framework=…"
 )
 @click.option("--infer", is_flag=True, help="Forward only.")
-@click.option("--split", is_flag=True, help="Gradients of inputs and of weights apart.")
-@click.option("--recompute", type=_DECIDE, default="auto", help="Run stages again; or decide it.")
-@click.option("--offload", type=_DECIDE, default="no", help="Keep on the host; or decide it.")
+@click.option(
+    "--split", is_flag=True, help="Split backward: input and weight gradients (zero bubble)."
+)
+@click.option(
+    "--recompute",
+    type=_DECIDE,
+    default="auto",
+    help="Recompute stages; auto: where memory needs it.",
+)
+@click.option(
+    "--offload", type=_DECIDE, default="no", help="Offload activations; auto: where it pays."
+)
 @click.option("--frozen", default="", help="Layers that are not trained: embedding+encoder.")
 @click.option("--overlap", type=click.Choice(["beside", "link", "stop"]), default="beside")
 @click.option("--method", default="search", show_default=True, help="See --methods.")
 @click.option("--methods", is_flag=True, help="List the methods.")
-@click.option("--compare", is_flag=True, help="All methods that fit, in one table.")
+@click.option("--compare", is_flag=True, help="Every method that applies, in one table.")
 @click.option(
     "--work",
     type=float,
     default=7.0,
     show_default=True,
-    help="Budget: solver steps and replayed orders in about CPU seconds, counted, not clocked.",
+    help="Budget in about CPU seconds, counted in solver steps: the same answer anywhere.",
 )
 @click.option(
     "--time",
     "time_limit",
     type=float,
     default=None,
-    help="Cap in seconds of the clock; the answer says where it was reached.",
+    help="Time limit in seconds; the answer says whether it was reached.",
 )
-@click.option("--no-cache", is_flag=True, help="Search again what was found before.")
+@click.option("--no-cache", is_flag=True, help="Do not use cached schedules.")
 @click.option("-o", "--output", type=FILE, multiple=True)
 @json_option
 def command(placement: str | None, **options: Any) -> None:

@@ -25,7 +25,9 @@ from foretell.cli.script import StepCommand, module_option
 @offered.cluster_option("The cluster the step runs on: a spec or a file.")
 @module_option
 @real_option
-@click.option("--real-mib", type=float, help="Of a trace: MiB at the measured peak of the step.")
+@click.option(
+    "--real-mib", type=float, help="Measured peak memory of the step, in MiB (of a trace)."
+)
 @output_option
 @verbose_option
 @json_option

@@ -11,11 +11,11 @@ let state = { ...START },
   gains = {}, // of each change, where every one was tried
   refused = {}; // why a change does not apply
 
-async function ask(name, asked = {}) {
+async function ask(name, request = {}) {
   const answer = await fetch(base + "call/" + name, {
     method: "POST",
     headers: { "Content-Type": "application/json" },
-    body: JSON.stringify(asked),
+    body: JSON.stringify(request),
   });
   if (!answer.ok) throw new Error("the studio refused the call (" + answer.status + ")");
   if ((answer.headers.get("Content-Type") || "").startsWith("text/plain")) return unpacked(await answer.text());
@@ -241,9 +241,9 @@ function machinePicker(place, prefix, value, changed) {
     area = el("textarea", { id: prefix + "text", spellcheck: "false" });
   kind.value = value.gpu;
   const spec = () => (kind.value ? kind.value + (many.value ? ":gpus=" + many.value : "") : ""),
-    tell = async asked => {
+    tell = async request => {
       try {
-        const found = await ask("cluster", asked);
+        const found = await ask("cluster", request);
         says.textContent = found.ranks
           ? Object.entries(found.devices).map(([n, k]) => k + " × " + n).join(", ") + " on " + plural(found.nodes, "node") + (found.price ? ", " + Math.round(found.price) + " $/h" : "")
           : "";
@@ -354,11 +354,11 @@ function chosen() {
 // Layouts: points by time, memory and cost while they are found; one of them opens.
 let job = "";
 async function explore() {
-  const asked = { workload: workload(), cluster: machines(), planner: state.planner, gpus: state.gpus };
+  const request = { workload: workload(), cluster: machines(), planner: state.planner, gpus: state.gpus };
   by("layouts-empty").hidden = true;
   by("job-says").textContent = "starting";
   try {
-    job = (await ask("explore", asked)).job;
+    job = (await ask("explore", request)).job;
   } catch (error) {
     by("job-says").textContent = error.message;
     return;
@@ -530,9 +530,9 @@ async function settings(plan, to) {
     by("plan-says").textContent = error.message;
   }
 }
-async function keep(asked) {
+async function keep(request) {
   try {
-    await ask("save-plan", asked);
+    await ask("save-plan", request);
     by("plan-says").textContent = "saved: see Compare";
   } catch (error) {
     by("plan-says").textContent = error.message;
@@ -597,10 +597,10 @@ async function compared() {
     ),
   );
 }
-async function exported(form, asked, says) {
+async function exported(form, request, says) {
   says.textContent = "writing …";
   try {
-    const { file } = await ask("export", { ...asked, form });
+    const { file } = await ask("export", { ...request, form });
     says.replaceChildren(el("a", { href: base + "out/" + file, target: "_blank", id: form === "plan" ? "plan-link" : "export-link", text: "Open " + file }));
   } catch (error) {
     says.textContent = error.message;
