@@ -5,15 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretell.advise import Step
+from foretell.advise import Step, advise
 from foretell.cluster import load as load_cluster
 from foretell.cost import price
+from foretell.errors import ForetellError
 from foretell.graph import Builder
 from foretell.survey.diagnosis import CAUSES, diagnose
 from foretell.survey.roofline import work_of
-from foretell.survey.survey import survey
+from foretell.survey.survey import changed, known_outcome, outcome, survey
 from foretell.survey.window import Window, window
 from foretell.trace import read
+from foretell.whatif import applied, ordered, parse
 from tests.transformer import transformer
 
 HERE = Path(__file__).resolve()
@@ -192,3 +194,21 @@ def test_mfu_of_gpt2_is_what_its_parameters_say():
     one = Step.from_file(TRUTH / "h200" / "gpt2.base.json.gz")
     gpu = survey([one], advice=False).content.diagnosis["gpu"]
     assert gpu["flops"] == pytest.approx(6 * 124e6 * 4096, rel=0.08)
+
+
+def test_changes_tried_before_answer_as_if_tried_now(step):
+    advised = advise(step, ("amp", "cuda-graph"))
+    assert advised.best is not None
+    for changes in [a.changes for a in (*advised.ranked, advised.best)]:
+        specs = tuple(map(str, changes))
+        assert known_outcome(step, specs, advised) == outcome(step, specs, changed(step, specs))
+    assert known_outcome(step, ("tf32",), advised) is None
+
+
+def test_a_change_on_top_of_remembered_ones_is_as_all_at_once(step):
+    specs = tuple(map(str, ordered([parse(s) for s in ("amp", "cuda-graph", "channels-last")])))
+    graph = changed(step, specs)
+    whole = applied([parse(s) for s in specs], step.graph, step.setting)
+    assert str(graph) == str(whole)
+    with pytest.raises(ForetellError):
+        changed(step, ("flash-attention", "loader:workers=4"))

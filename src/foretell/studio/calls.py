@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from foretell.advise import TRIED, Step
+from foretell.advise import TRIED, Recommendations, Step
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.report.page import packed
@@ -23,6 +23,7 @@ from foretell.studio.desk import Desk, built, opened, predicted
 from foretell.studio.jobs import Jobs
 from foretell.studio.machines import Machines
 from foretell.studio.uploads import known
+from foretell.survey.survey import known_outcome
 from foretell.whatif import ordered, parse
 
 MOST_SPECS, LONGEST = 24, 300
@@ -94,18 +95,23 @@ def _choices(studio: Studio, request: Request) -> dict[str, Any]:
 
 def _whatif(studio: Studio, request: Request) -> dict[str, Any]:
     """The step with changes made, under the keys of `foretell whatif --json`."""
-    step, specs = _step(studio, request), changes(request)
-    found = predicted(step, specs)
+    step, specs, advised = _step(studio, request), changes(request), _advised(studio, request)
+    found = (known_outcome(step, specs, advised) if advised else None) or predicted(step, specs)
     code = [line for spec in specs if (line := parse(spec).code)]
     return {**found, "specs": list(specs), "code": code}
 
 
 def _view(studio: Studio, request: Request) -> str:
     """Everything a report shows of the step and its changes, packed as in a report."""
-    step, specs = _step(studio, request), changes(request)
-    job = text(request, "advice")
-    advised = studio.jobs[job].answer if job in studio.jobs else None
+    step, specs, advised = _step(studio, request), changes(request), _advised(studio, request)
     return packed(views.step(step, specs, advised))
+
+
+def _advised(studio: Studio, request: Request) -> Recommendations | None:
+    """The answer of the search that tried every change on the step, where it is done."""
+    job = text(request, "advice")
+    found = studio.jobs[job].answer if job in studio.jobs else None
+    return found if isinstance(found, Recommendations) else None
 
 
 def _rank(studio: Studio, request: Request) -> dict[str, str]:

@@ -150,9 +150,7 @@ def _busy(line: Timeline, rank: int) -> Array:
     return _mine(line.graph, rank) & np.isin(line.graph.kind, (*DEVICE, *COMMUNICATION))
 
 
-def _rest(
-    line: Timeline, rank: int, waits: tuple[Array, Array], quiet: float
-) -> dict[str, float]:
+def _rest(line: Timeline, rank: int, waits: tuple[Array, Array], quiet: float) -> dict[str, float]:
     """Idle time of a rank's device by cause: other ranks, its CPU, or none.
 
     It waits in collectives and, beyond the `quiet` seconds in which no rank works, for stages.

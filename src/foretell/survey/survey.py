@@ -22,7 +22,8 @@ from foretell.survey.diagnosis import diagnose
 from foretell.survey.inputs import Drawn
 from foretell.survey.memory import tape_curves
 from foretell.survey.window import Window, measured, window
-from foretell.whatif import WhatIf, applied, parse, tried
+from foretell.whatif import WhatIf, applied, ordered, parse, tried
+from foretell.whatif.registry import check
 
 Progress = Callable[[str], None]
 CURRENT = "current step"
@@ -228,10 +229,30 @@ def changed(step: Step, specs: tuple[str, ...]) -> Graph:
     return graph
 
 
-@lru_cache(12)  # each a graph of its own, laid out three times over
+@lru_cache(24)  # each a graph of its own
 def _tried(step: Step, specs: tuple[str, ...]) -> tuple[Graph, list[WhatIf], list[tuple[str, str]]]:
-    """The step with those changes made that can be, which they are, and why others are not."""
-    return tried([parse(spec) for spec in specs], step.graph, step.setting)
+    """The step with those changes made that can be, which they are, and why others are not.
+
+    The last of them is made on top of the others, which are remembered too.
+    """
+    changes = ordered([parse(spec) for spec in specs])
+    check(changes)
+    graph, last = step.graph, changes
+    made: list[WhatIf] = []
+    refused: list[tuple[str, str]] = []
+    if len(changes) > 1:
+        try:
+            graph, made, refused = _tried(step, tuple(map(str, changes[:-1])))
+        except ForetellError:  # none of the others can be made
+            return tried(changes, step.graph, step.setting)
+        last = changes[-1:]
+    try:
+        graph, more, _ = tried(last, graph, step.setting)
+    except ForetellError as error:
+        if not made:
+            raise
+        return graph, made, [*refused, (str(last[0]), error.message)]
+    return graph, [*made, *more], refused
 
 
 def per(changes: Sequence[WhatIf]) -> str:
@@ -251,16 +272,37 @@ def outcome(
     seconds = step.predicted(after)
     low, high = step.interval(after, changes) if changes else (seconds, seconds)
     return {
-        "changes": [str(change) for change in changes],
-        "baseline_s": step.seconds,
+        **_plain(step, changes),
         "predicted_s": seconds,
         "low_s": low,
         "high_s": high,
         "gain": gain(step, changes, seconds),
-        "per": per(changes),
         "peak_bytes": peak(after) if memory else None,
+    }
+
+
+def _plain(step: Step, changes: Sequence[WhatIf]) -> dict[str, Any]:
+    """What an outcome says of its changes and of the step before them."""
+    return {
+        "changes": [str(change) for change in changes],
+        "baseline_s": step.seconds,
+        "per": per(changes),
         "assumptions": [text for change in changes for text in change.assumes],
     }
+
+
+def known_outcome(
+    step: Step, specs: Sequence[str], advised: Recommendations
+) -> dict[str, Any] | None:
+    """The outcome of changes that were tried already, as `outcome` gives it; None where not."""
+    tried_before = (*advised.ranked, *advised.path, *([advised.best] if advised.best else []))
+    for one in tried_before:
+        if [str(change) for change in one.changes] == list(specs):
+            times = {"predicted_s": one.seconds, "low_s": one.low, "high_s": one.high}
+            return _plain(step, one.changes) | times | {
+                "gain": one.gain, "peak_bytes": one.peak_bytes
+            }  # fmt: skip
+    return None
 
 
 def applies(step: Step, spec: str) -> str:

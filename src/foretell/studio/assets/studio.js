@@ -56,7 +56,8 @@ function show(tab) {
   dispatchEvent(new Event("resize"));
 }
 const specs = () => [...state.changes, ...state.own.split(/\s+/).filter(Boolean)];
-const stepAsked = () => ({ step: state.step, cluster: state.on, changes: specs() });
+const tried = () => advice[state.step + " " + state.on] || {}; // the search that tried every change
+const stepAsked = () => ({ step: state.step, cluster: state.on, changes: specs(), advice: tried().done ? tried().job : "" });
 
 // The step: the number first; what explains it follows, so that a drawing delays nothing.
 async function renew() {
@@ -90,9 +91,7 @@ function quick(found) {
   return list;
 }
 async function detail(mine) {
-  const key = state.step + " " + state.on,
-    job = advice[key],
-    D = await ask("view", { ...stepAsked(), advice: job && job.done ? job.job : "" });
+  const D = await ask("view", stepAsked());
   if (mine !== asking) return;
   by("contents").replaceChildren();
   redrawers.length = 0;
