@@ -191,11 +191,14 @@ def peak(graph: Graph, measured: float | None = None) -> float | None:
     found = peak_bytes(graph, measured)
     if found is not None:
         return found
+    return None if unfollowed(graph) else peak_of_buffers(simulate(graph)) or None
+
+
+def unfollowed(graph: Graph) -> list[str]:
+    """Changes made to a graph that alter memory, which buffers of a captured step do not follow."""
     made = (spec.partition(":")[0] for spec in graph.history)
-    alters = (
-        WHATIFS[n].hold is not WhatIf.hold and n not in FOLLOWED for n in made if n in WHATIFS
-    )
-    return None if any(alters) else peak_of_buffers(simulate(graph)) or None
+    known = (name for name in made if name in WHATIFS and name not in FOLLOWED)
+    return [name for name in known if WHATIFS[name].hold is not WhatIf.hold]
 
 
 def gain(step: Step, changes: Sequence[WhatIf], seconds: float) -> float:

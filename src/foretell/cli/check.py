@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from foretell.cli import offered
+from foretell.cli import arguments
 from foretell.cli.output import FILE, answer, json_option, real_option
 
 OVER = 3  # exit code of a budget that is not kept
@@ -17,7 +17,7 @@ LIMITS = ("step", "memory", "exposed", "idle")
 
 @click.command()
 @click.argument("what")
-@click.argument("specs", shell_complete=offered.changes, nargs=-1)
+@click.argument("specs", shell_complete=arguments.changes, nargs=-1)
 @click.option("--step-under", help="Limit of the step: 120ms.")
 @click.option("--memory-under", help="Limit of peak memory: 70GiB.")
 @click.option("--exposed-under", help="Limit of exposed communication: 15%.")
@@ -25,7 +25,7 @@ LIMITS = ("step", "memory", "exposed", "idle")
 @click.option(
     "--surely", is_flag=True, help="Compare the upper end of the 80 % interval with --step-under."
 )
-@offered.cluster_option("The cluster: a spec or a file.")
+@arguments.cluster_option("The cluster: a spec or a file.")
 @click.option("--plan", help="Of a workload: the layout, dp=4,tp=2,… or a file.")
 @real_option
 @click.option("--junit", type=FILE, help="Write JUnit's XML here.")

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from foretell.cli import offered
+from foretell.cli import arguments
+from foretell.cli.arguments import StepCommand
 from foretell.cli.output import (
     FILE,
     answer_result,
@@ -16,12 +17,11 @@ from foretell.cli.output import (
     verbose_option,
     working,
 )
-from foretell.cli.script import StepCommand
 
 
 @click.command(cls=StepCommand)
-@offered.workload_argument
-@offered.cluster_option("The cluster: a preset's name or a file.", required=True)
+@arguments.workload_argument
+@arguments.cluster_option("The cluster: a preset's name or a file.", required=True)
 @click.option(
     "--gpus", default="", help="GPU counts: 1..1024, or 8,12,48; by default up to the cluster's."
 )
@@ -52,7 +52,7 @@ def command(workload: str | None, cluster: str, gpus: str, **options: Any) -> No
 
     as_json, verbose = options.pop("as_json"), options.pop("verbose")
     jobs, on_ray = options.pop("jobs"), options.pop("on_ray")
-    named = offered.require_workload(workload)
+    named = arguments.require_workload(workload)
     what, scales = f"pricing layouts of {named}", len(counts(gpus or default_counts(cluster)))
     with opened(jobs, on_ray) as pool, working(what, steps=scales) as tell:
         found = oracle(named, cluster, gpus, progress=tell, pool=pool, **options)

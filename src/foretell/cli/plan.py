@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from foretell.cli import offered
+from foretell.cli import arguments
+from foretell.cli.arguments import StepCommand
 from foretell.cli.output import (
     FILE,
     answer_result,
@@ -19,7 +20,6 @@ from foretell.cli.output import (
     verbose_option,
     working,
 )
-from foretell.cli.script import StepCommand
 from foretell.errors import InputError
 
 OBJECTIVES = ("time", "energy")
@@ -27,12 +27,12 @@ STOPPED = 130  # exit code of what Ctrl-C ended
 
 
 @click.command(cls=StepCommand)
-@offered.workload_argument
-@offered.cluster_option("The cluster: a spec or a file.", required=True)
+@arguments.workload_argument
+@arguments.cluster_option("The cluster: a spec or a file.", required=True)
 @click.option(
     "--with",
     "planner",
-    shell_complete=offered.planners,
+    shell_complete=arguments.planners,
     default="joint",
     show_default=True,
     help="The planner, with its options.",
@@ -83,7 +83,7 @@ def command(
     from foretell.pool import opened
     from foretell.search.kit import parse
 
-    named = offered.require_workload(workload)
+    named = arguments.require_workload(workload)
     if output is not None:
         require_place(output)  # not after minutes of search
     if tokens:

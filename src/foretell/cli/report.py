@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from foretell.cli import offered
+from foretell.cli import arguments
+from foretell.cli.arguments import StepCommand
 from foretell.cli.output import FILE, answer, json_option, real_option, say, working
-from foretell.cli.script import StepCommand
 
 
 @click.command(cls=StepCommand)
 @click.argument("given", nargs=-1, required=True, metavar="FILE... [SPEC...]")
-@offered.cluster_option("The cluster steps and plans run on: a spec or a file.")
+@arguments.cluster_option("The cluster steps and plans run on: a spec or a file.")
 @click.option("--of", "model", help="The workload or captured step that plans are for.")
 @real_option
 @click.option("--no-advice", is_flag=True, help="Do not try changes.")
@@ -63,7 +63,7 @@ def _surveyed(
     tell: Any,
 ) -> Any:
     from foretell.api.step import arguments_for_none
-    from foretell.cli.script import load_step, script_args
+    from foretell.cli.arguments import load_step, script_args
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
     from foretell.survey.inputs import Inputs, drawings, is_script

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from foretell.cli.arguments import ScriptCommand, module_option, show_option
 from foretell.cli.output import FILE, answer, json_option, say, terminated_as_stopped, working
-from foretell.cli.script import ScriptCommand, module_option, show_option
 from foretell.errors import InputError
 from foretell.pytorch.deploy import many_nodes
 

@@ -6,13 +6,13 @@ Without given changes, the best combination found is shown as the step after.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from foretell.advise import TRIED, Recommendations, Step, advise, gain, peak, shown
+from foretell.advise import TRIED, Recommendations, Step, advise, gain, peak, shown, unfollowed
 from foretell.baseline import steady_seconds
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
@@ -27,6 +27,10 @@ from foretell.whatif.registry import check
 
 Progress = Callable[[str], None]
 CURRENT = "current step"
+_UNKNOWN = (
+    "memory with {} is unknown: that of a captured step follows amp, compile, tf32 and "
+    "channels-last; profile the step to see more"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +106,9 @@ def _answers(step: Step, specs: Sequence[str], advised: Recommendations | None) 
         changes = tuple(made)
         left = [f"{spec} could not be tried: {reason}" for spec, reason in refused]
         name = "with " + " ".join(map(str, changes))
-        lines.append(window(step, after).shown(name))
+        unknown = unfollowed(after) if len(after.buffers) else []
+        lines.append(replace(window(step, after).shown(name), has_memory=not unknown))
+        left += [_UNKNOWN.format(", ".join(unknown))] if unknown else []
         graphs.append((name, after))
         assumed = [f"assuming {text}" for change in changes for text in change.assumes]
     found = diagnose(step, now, advised) | {"compared": compared(step)}
