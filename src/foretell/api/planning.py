@@ -164,7 +164,8 @@ class PlanResult(Result, Planned):
         found: list[str | Table] = [short]
         rows = [
             (words.strategy(name), words.seconds(t), f"{t / self.predicted:.2f} ×")
-            for name, t in self._compared()[: None if verbose else _FEW]
+            for k, (name, t) in enumerate(self._compared())
+            if verbose or k < _FEW or t == self.baseline
         ]
         found.append(Table(("baseline", "step>", "vs. the plan>"), rows))
         others = [
@@ -173,7 +174,8 @@ class PlanResult(Result, Planned):
         ]
         if verbose and others:
             found.append(Table(("alternative plan", "step>", "memory>"), others))
-        return [*found, *self._spent(), *self.notes]
+        notes = [n for n in self.notes if verbose or not n.startswith("found by")]
+        return [*found, *self._spent(), *notes]
 
     def _rival(self) -> str:
         """The name of the baseline."""

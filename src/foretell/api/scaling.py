@@ -36,7 +36,7 @@ _COUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMBTkmbt]?)")
 _MANY = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
-# ParaDL's limitations in the words of a column.
+# Short names of ParaDL's limitations, for a column.
 _SHORT = {
     "gradient exchange": "gradient comm.", "layer-wise collectives": "TP/CP/EP comm.",
     "weight update": "optimizer step",

@@ -294,7 +294,8 @@ class Step(_Step):
 
     def simulate(self, *, engine: str = "auto") -> Simulation:
         """The step unchanged: how long it takes, where the time goes, and the critical path."""
-        return Simulation(simulate(self.graph, engine=engine), self.name)
+        known = self.baseline.seconds if self.baseline else None
+        return Simulation(simulate(self.graph, engine=engine), self.name, known)
 
     def report(
         self, path: str | Path, *changes: str, advice: bool = True, progress: Progress = silent
@@ -494,21 +495,25 @@ class Simulation(Result):
 
     timeline: Timeline
     name: str = ""
+    unprofiled: float | None = None  # of a trace: seconds of a step in a row of steps
 
     @property
     def seconds(self) -> float:
-        """How long the step takes."""
+        """How long the simulated tasks take, from a cold start."""
         return self.timeline.seconds
 
     @property
     def verdict(self) -> str:
-        return f"step {words.seconds(self.seconds)}, {self.timeline.graph.size:,} tasks"
+        text = f"step {words.seconds(self.seconds)}, {self.timeline.graph.size:,} tasks"
+        if self.unprofiled is None:
+            return text
+        return f"{text}; one of a row of steps, without the profiler: {words.seconds(self.unprofiled)}"
 
     def details(self, verbose: bool = False) -> list[str | Table]:
         return []
 
     def text(self, verbose: bool = False) -> str:
-        return timeline_text(self.to_dict())
+        return timeline_text(self.to_dict(), self.verdict)
 
     def to_dict(self) -> dict[str, Any]:
         return timeline_summary(self.timeline)
