@@ -273,7 +273,8 @@ def fused(folder: Path | None) -> Table:
     said = validated("fused", folder)["rows"]
     kept = [r for r in said if " of models " in r["what"]]
     rows = [[f"{r['what']}, {r['by']}", *_priced(r, "near", "covered")] for r in kept]
-    head = ["regions, priced by", "readings", "median", "p90", "within 14 %", "in the 80 % interval"]
+    errors = ["median", "p90", "within 14 %", "in the 80 % interval"]
+    head = ["regions, priced by", "readings", *errors]
     return Table("fused", "foretell validate --fused", head, rows, {})
 
 

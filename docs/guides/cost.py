@@ -19,7 +19,8 @@ foretell(f"plan llama-3.1-8b --on h100+a100-80 --tokens 60B --days 7 --gpus 8..2
 # `--batch` keeps the batch the same at every scale.
 
 # %%
-foretell("oracle llama-3.1-8b --on dgx-h100 --gpus 8..128 --batch 1024 --epoch 14648437 --price 2.5")
+RUN = "--batch 1024 --epoch 14648437 --price 2.5"
+foretell(f"oracle llama-3.1-8b --on dgx-h100 --gpus 8..128 {RUN}")
 
 # %% [markdown]
 # Read the second table: days against cost, one row for each number of GPUs. Where the last GPUs

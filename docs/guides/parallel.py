@@ -65,8 +65,8 @@ for name, seconds in sorted(found.baselines.items(), key=lambda item: item[1])[:
     print(f"  {name:22} {seconds:.2f} s")
 
 # %% [markdown]
-# Layouts that are nearer to each other than their 80 % intervals are a draw: measure those, not all of
-# them.
+# Layouts that are nearer to each other than their 80 % intervals are a draw: measure those, not all
+# of them.
 #
 # ## Images
 #

@@ -507,7 +507,8 @@ class Simulation(Result):
         text = f"step {words.seconds(self.seconds)}, {self.timeline.graph.size:,} tasks"
         if self.unprofiled is None:
             return text
-        return f"{text}; one of a row of steps, without the profiler: {words.seconds(self.unprofiled)}"
+        known = words.seconds(self.unprofiled)
+        return f"{text}; one of a row of steps, without the profiler: {known}"
 
     def details(self, verbose: bool = False) -> list[str | Table]:
         return []
