@@ -101,7 +101,7 @@ def _of_file(
 
 def _write(outcomes: Any, what: str, options: dict[str, Any]) -> None:
     from foretell.io import append_text, write_text
-    from foretell.report.verdicts import junit, markdown
+    from foretell.survey.budget import junit, markdown
 
     rows = [(f"{v.name} under its limit", v.passed, str(v)) for v in outcomes]
     name = Path(what).name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -249,9 +249,3 @@ def _beats(a: dict[str, Any], b: dict[str, Any]) -> bool:
 def _marks(row: dict[str, Any]) -> tuple[float, float, float]:
     cost = row["cost"] if row["cost"] is not None else row["gpus"] / row["samples_per_s"]
     return 1 / row["samples_per_s"], row["peak_bytes"], cost
-
-
-def best(rows: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """The row with the highest throughput that fits and has a plan."""
-    fitting = [r for r in rows if r["fits"] and r["plan"]]
-    return max(fitting, key=lambda r: float(r["samples_per_s"]), default=None)
