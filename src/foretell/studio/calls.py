@@ -115,9 +115,13 @@ def _advised(studio: Studio, request: Request) -> Recommendations | None:
 
 
 def _rank(studio: Studio, request: Request) -> dict[str, str]:
-    """Try every change on a step, in a process of its own."""
-    step = _step(studio, request)
-    return {"job": studio.jobs.start("changes", partial(views.ranked, step))}
+    """Try every change on a step, in a process of its own; once, however often it is asked for."""
+    key = text(request, "step"), text(request, "cluster")
+    job = studio.desk.rankings.get(key, "")
+    if job not in studio.jobs or studio.jobs[job].state not in ("running", "done"):
+        job = studio.jobs.start("changes", partial(views.ranked, _step(studio, request)))
+        studio.desk.rankings[key] = job
+    return {"job": job}
 
 
 def _cluster_text(studio: Studio, request: Request) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Desk:
     folder: Path
     steps: dict[str, Step] = field(default_factory=dict)
     scenarios: list[Scenario] = field(default_factory=list)
+    rankings: dict[tuple[str, str], str] = field(default_factory=dict)  # step, cluster: its job
     lock: threading.RLock = field(default_factory=threading.RLock)
     _numbers: Any = field(default_factory=lambda: itertools.count(1))
     _saved: Any = field(default_factory=lambda: itertools.count(1))
