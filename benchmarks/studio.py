@@ -55,7 +55,7 @@ def rows(events: int = 90_000) -> list[Row]:
         longer(TRACE, path, events)
         running = serve([path])
         try:
-            tasks = running.desk.step("1").step.graph.size
+            tasks = running.desk.step("1").graph.size
             return [
                 Row("tasks of the step", f"{tasks:,}"),
                 *_ticked(running),

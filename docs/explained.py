@@ -147,7 +147,7 @@ def _regions(folder: Path | None) -> list[str]:
     """What the fusion planner's prices are worth on models their network was not trained on."""
     said = validated("fused", folder)["rows"]
     kept = [r for r in said if (r["what"], r["by"]) == ("regions of models kept out", "network")]
-    line = "prices of regions of models kept out: {} readings, median {}, in the range {}"
+    line = "prices of regions of models kept out: {} readings, median {}, in the 80 % interval {}"
     return [line.format(*(_priced(r, "covered")[k] for k in (0, 1, 3))) for r in kept]
 
 
@@ -203,7 +203,7 @@ def _alone(rows: list[dict[str, Any]], where: str) -> Lines:
 
 def _summary(rows: list[dict[str, Any]]) -> str:
     many, median, _, worst = _errors(rows)
-    return f"{many} rows, median {median}, worst {worst}, in the range {_held(rows)}"
+    return f"{many} rows, median {median}, worst {worst}, in the 80 % interval {_held(rows)}"
 
 
 def main() -> None:

@@ -192,7 +192,7 @@ def paper_rows(folder: Path | None) -> dict[str, Rows]:
 
 def _changes(name: str, command: str, groups: dict[str, Rows]) -> Table:
     rows = [[group, *_errors(some), _held(some)] for group, some in groups.items()]
-    return Table(name, command, ["change", *ERRORS, "in the range"], rows, {})
+    return Table(name, command, ["change", *ERRORS, "in the 80 % interval"], rows, {})
 
 
 def _by_variant(rows: Rows) -> dict[str, Rows]:
@@ -218,7 +218,7 @@ def layouts(folder: Path | None) -> Table:
         "least": f"{order['spearman_least']:.3f}",
     }
     rows = [[names[n], *_source(s)] for n, s in said.items() if n in names]
-    head = ["measured by", *ERRORS, "in the range"]
+    head = ["measured by", *ERRORS, "in the 80 % interval"]
     return Table("layouts", "foretell validate --oracle", head, rows, told)
 
 
@@ -249,7 +249,7 @@ def scaling(folder: Path | None) -> Table:
 
 def collectives(folder: Path | None) -> Table:
     line = rf"all\s+((?:all_reduce|other ops)\s+\S+ MiB)\s+(\d+) rows{_share('median', 'in 80 %')}"
-    head = ["collective", "rows", "median", "in the range"]
+    head = ["collective", "rows", "median", "in the 80 % interval"]
     return _read("collectives", validated("collectives", folder), "collectives", line, head)
 
 
@@ -269,7 +269,7 @@ def _read(name: str, said: dict[str, Any], part: str, line: str, head: list[str]
 def kernels(folder: Path | None) -> Table:
     said = validated("kernels", folder)["held_out"]["summary"]
     rows = [[f"{s['op']}, {s['out']} left out", *_priced(s, "covered")] for s in said]
-    head = ["kernels", "readings", "median", "p90", "in the range"]
+    head = ["kernels", "readings", "median", "p90", "in the 80 % interval"]
     return Table("kernels", "foretell validate --kernels", head, rows, {})
 
 
@@ -277,7 +277,8 @@ def fused(folder: Path | None) -> Table:
     said = validated("fused", folder)["rows"]
     kept = [r for r in said if " of models " in r["what"]]
     rows = [[f"{r['what']}, {r['by']}", *_priced(r, "near", "covered")] for r in kept]
-    head = ["regions, priced by", "readings", "median", "p90", "within 14 %", "in the range"]
+    errors = ["median", "p90", "within 14 %", "in the 80 % interval"]
+    head = ["regions, priced by", "readings", *errors]
     return Table("fused", "foretell validate --fused", head, rows, {})
 
 

@@ -36,6 +36,7 @@ WORDS = {
         "80 % interval",
         r"\b(four times in five|four in five|4 of 5 cases)\b",
     ),
+    "in the range": ("in the 80 % interval", r"\bin the range\b|\bmeasured steps in five\b"),
     "a step as it is": ("current step", r"\ba step as it is\b"),
     # a product of numbers, degrees, matrices or sizes is one
     "products": ("matmuls", r"\bproducts\b(?! of)(?<!cross products)(?<!inner products)"),

@@ -59,7 +59,7 @@ foretell(f"run {SCRIPT} --plan dp=2,ep=2,zero=3 --device cpu")
 # ## Or let another program do it
 #
 # The same plan as settings of torchtitan, Megatron, DeepSpeed or PyTorch alone. What a program
-# has no words for is refused by name.
+# has no setting for is refused by name.
 
 # %%
 foretell("export dp=8,zero=3,micro_batch=2,global_batch=64 --to fsdp2")

@@ -7,11 +7,10 @@
 # `fusion` decides both together.
 
 # %%
+import foretell
 from foretell.cluster import load as machines
-from foretell.search.kit import parse
-from foretell.workload import load
 
-MODEL, CLUSTER = load("vgg19:batch=32"), machines("disco-a")
+MODEL, CLUSTER = "vgg19:batch=32", machines("disco-a")
 print(CLUSTER)
 
 # %% [markdown]
@@ -21,7 +20,7 @@ print(CLUSTER)
 # DDP's buckets of 25 MB, and the compiler's fusions with DDP's buckets.
 
 # %%
-found = parse("fusion").plan(MODEL, CLUSTER)
+found = foretell.plan(MODEL, CLUSTER, "fusion")
 for name, seconds in sorted(found.baselines.items(), key=lambda item: item[1]):
     print(f"{name:16} {1e3 * seconds:.1f} ms")
 
@@ -30,7 +29,7 @@ for name, seconds in sorted(found.baselines.items(), key=lambda item: item[1]):
 
 # %%
 gain = found.baseline / found.predicted - 1
-print(f"{1e3 * found.predicted:.1f} ms, {gain:.1%} quicker than the best of those")
+print(f"{1e3 * found.predicted:.1f} ms, {gain:.1%} faster than the best of those")
 print(f"nothing in this space can be below {1e3 * found.bound:.1f} ms")
 print(*found.notes, sep="\n")
 

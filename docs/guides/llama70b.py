@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Which FSDP, TP and PP for Llama-70B on 64 H100?
 #
-# Eight DGX H100, 512 sequences of 8192 tokens a step.
+# Eight DGX H100, 512 sequences of 4096 tokens a step (`llama-3.1-70b:seq=8192` for longer ones).
 
 # %%
 from shell import foretell

@@ -20,13 +20,10 @@ foretell("show heterog-8")
 # parameter server, or factors. What people do today are its baselines.
 
 # %%
-from foretell.cluster import load as machines
-from foretell.search.kit import parse
-from foretell.workload import load
+import foretell as ft  # `foretell` is the command line on this page
 
-found = parse("placement:playouts=20,prior=learned,polish=2000").plan(
-    load("vgg16:batch=32"), machines("heterog-8")
-)
+PLANNER = "placement:playouts=20,prior=learned,polish=2000"
+found = ft.plan("vgg16:batch=32", "heterog-8", PLANNER)
 for name, seconds in sorted(found.baselines.items(), key=lambda item: item[1]):
     print(f"{name:24} {1e3 * seconds:6.0f} ms   {seconds / found.predicted:.2f} ×")
 
@@ -52,9 +49,7 @@ print(*found.notes, sep="\n")
 # of synchronising for each parameter.
 
 # %%
-runs = parse("placement:playouts=20,prior=learned,polish=2000,runs=yes").plan(
-    load("vgg16:batch=32"), machines("heterog-8")
-)
+runs = ft.plan("vgg16:batch=32", "heterog-8", f"{PLANNER},runs=yes")
 gain = runs.baseline / runs.predicted
 print(f"{1e3 * runs.predicted:.0f} ms a step, {gain:.2f} × as fast as an even split")
 print(*runs.notes, sep="\n")

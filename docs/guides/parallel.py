@@ -29,7 +29,7 @@ foretell(f"predict {MODEL} --on dgx-a100 --plan dp=8,micro_batch=1,global_batch=
 foretell(f"predict {MODEL} --on dgx-a100 --plan dp=8,zero=1,micro_batch=1,global_batch=64")
 
 # %% [markdown]
-# The range holds four measured steps in five. Degrees that do not multiply to the number of
+# The 80 % interval holds four of five measured steps. Degrees that do not multiply to the number of
 # devices are refused with every factor named:
 
 # %%
@@ -46,7 +46,7 @@ foretell(f"predict {MODEL} --on dgx-a100 --plan dp=4,tp=4,micro_batch=1,global_b
 foretell(f"oracle {MODEL} --on dgx-a100 --gpus 8,64,512 --batch 512")
 
 # %% [markdown]
-# Three things to read: which strategy leads at which scale, what holds each of them back (the
+# Three things to read: which strategy leads at which scale, the bottleneck of each (the
 # last column), and what more devices cost: the lines below the table say what they save and what
 # a sample then costs more. The last lines say where each strategy ends whatever the machine.
 #
@@ -56,19 +56,17 @@ foretell(f"oracle {MODEL} --on dgx-a100 --gpus 8,64,512 --batch 512")
 # Python, because the command also prints how long it searched:
 
 # %%
-from foretell.cluster import load as machines
-from foretell.search.kit import parse
-from foretell.workload import load
+import foretell as ft  # `foretell` is the command line on this page
 
-found = parse("oracle:batch=512").plan(load(MODEL), machines("dgx-a100:gpus=64"))
+found = ft.plan(MODEL, "dgx-a100:gpus=64", "oracle:batch=512")
 print(found.plan)
 print(f"{found.predicted:.2f} s a step, bound {found.bound:.2f} s, {found.evaluations} layouts")
 for name, seconds in sorted(found.baselines.items(), key=lambda item: item[1])[:6]:
     print(f"  {name:22} {seconds:.2f} s")
 
 # %% [markdown]
-# Layouts that are nearer to each other than their ranges are a draw: measure those, not all of
-# them.
+# Layouts that are nearer to each other than their 80 % intervals are a draw: measure those, not all
+# of them.
 #
 # ## Images
 #
@@ -84,6 +82,6 @@ foretell("oracle cosmoflow:batch=1 --on abci --gpus 4,64 --batch 4")
 # * `foretell explain fsdp`, `explain tensor` … say how each strategy is modelled and where that
 #   ends.
 # * `foretell export best.plan --to torchtitan` (or `megatron`, `deepspeed`, `fsdp2`) writes the
-#   plan in another program's words; [Then do it](doing.md) runs it here.
+#   plan as another program's settings; [Then do it](doing.md) runs it here.
 # * Ratios between layouts are nearer the truth than absolute times: [How accurate is
 #   it](../accuracy.md) has both.

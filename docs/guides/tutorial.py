@@ -5,7 +5,7 @@
 # plain PyTorch loop, nothing of foretell in it. Put yours in its place; arguments for the script
 # go behind `--`.
 #
-# On a machine with a GPU, leave `--on` away: the script is then profiled for a few steps. Without
+# On a machine with a GPU, leave out `--on`: the script is then profiled for a few steps. Without
 # a GPU, or with `--on`, it runs on fake tensors until one of its own steps is recorded, and that
 # step is priced for the GPU you name. Either way the script is not changed, and it is stopped
 # once the step is known.

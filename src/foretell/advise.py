@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Self
 
 from foretell.baseline import Baseline, Interval, interval, unprofiled, why
 from foretell.cluster import Cluster
@@ -44,11 +45,30 @@ STARTS = 4  # how many of the best changes a combination is grown from
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A step, the cluster it runs on, and its time without the profiler."""
+    """One training step: its graph, the cluster it runs on, and its time without the profiler."""
 
     graph: Graph
     cluster: Cluster | None
     baseline: Baseline | None = None  # of a trace: steps in a row, without the profiler
+    name: str = ""
+    remarks: tuple[str, ...] = ()  # notes on how it was read, captured or profiled
+    measured: Timeline | None = None  # of a trace: the step with the profiler
+
+    @classmethod
+    def from_file(
+        cls, path: Path, cluster: Cluster | None = None, real: float | None = None
+    ) -> Self:
+        """The step in a graph or a trace; `real` is the time of an un-profiled step, for traces."""
+        if not path.is_dir() and is_graph_file(path):
+            return cls(priced(load_graph(path), cluster, path.name), cluster, name=path.name)
+        from foretell.trace import read
+
+        trace = read(path)
+        if "measured" not in trace.graph.facts:  # dependencies without times
+            return cls(priced(trace.graph, cluster, path.name), cluster, name=path.name)
+        found = unprofiled(trace, real)
+        measured = Timeline(trace.graph, trace.start, trace.end)
+        return cls(found.graph, cluster, found, path.name, tuple(trace.notes), measured)
 
     @property
     def seconds(self) -> float:
@@ -73,30 +93,6 @@ class Step:
         """The 80 % interval of its time as a graph that changes made."""
         host = self.baseline.sigma if self.baseline else 0.0
         return interval(after, self.predicted, host=host, spread=together(changes))
-
-
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """A step and, of a trace, its measured timeline."""
-
-    name: str
-    step: Step
-    measured: Timeline | None = None
-    notes: tuple[str, ...] = ()  # on how the trace was read
-
-
-def load(path: Path, cluster: Cluster | None = None, real: float | None = None) -> Loaded:
-    """The step in a graph or a trace; `real` is the time of an un-profiled step, for traces."""
-    if not path.is_dir() and is_graph_file(path):
-        return Loaded(path.name, Step(priced(load_graph(path), cluster, path.name), cluster))
-    from foretell.trace import read
-
-    trace = read(path)
-    if "measured" not in trace.graph.facts:  # dependencies without times
-        return Loaded(path.name, Step(priced(trace.graph, cluster, path.name), cluster))
-    found = unprofiled(trace, real)
-    measured = Timeline(trace.graph, trace.start, trace.end)
-    return Loaded(path.name, Step(found.graph, cluster, found), measured, tuple(trace.notes))
 
 
 @dataclass(frozen=True)
@@ -195,11 +191,14 @@ def peak(graph: Graph, measured: float | None = None) -> float | None:
     found = peak_bytes(graph, measured)
     if found is not None:
         return found
+    return None if unfollowed(graph) else peak_of_buffers(simulate(graph)) or None
+
+
+def unfollowed(graph: Graph) -> list[str]:
+    """Changes made to a graph that alter memory, which buffers of a captured step do not follow."""
     made = (spec.partition(":")[0] for spec in graph.history)
-    alters = (
-        WHATIFS[n].hold is not WhatIf.hold and n not in FOLLOWED for n in made if n in WHATIFS
-    )
-    return None if any(alters) else peak_of_buffers(simulate(graph)) or None
+    known = (name for name in made if name in WHATIFS and name not in FOLLOWED)
+    return [name for name in known if WHATIFS[name].hold is not WhatIf.hold]
 
 
 def gain(step: Step, changes: Sequence[WhatIf], seconds: float) -> float:

@@ -23,10 +23,10 @@ from tests.fuzz.mutate import text as changed
 
 
 def _step(path: Path) -> object:
-    from foretell.advise import load
+    from foretell.advise import Step
     from foretell.simulate import simulate
 
-    return simulate(load(path, _asked()[1]).step.graph).seconds
+    return simulate(Step.from_file(path, _asked()[1]).graph).seconds
 
 
 def _plan(path: Path) -> object:

@@ -132,12 +132,11 @@ def test_all_sections_are_there(chromium):
 
 
 def test_a_report_of_several_ranks_names_the_straggler(chromium, tmp_path, page):
-    from foretell.advise import load as load_step
     from foretell.report import write as write_page
     from foretell.survey.survey import survey
     from tests.trace.kineto import data_parallel
 
-    found = survey([load_step(data_parallel(tmp_path))], advice=False)
+    found = survey([Step.from_file(data_parallel(tmp_path))], advice=False)
     write_page(found.timelines, tmp_path / "ranks.html", found.content)
     chromium.get((tmp_path / "ranks.html").as_uri())
     try:

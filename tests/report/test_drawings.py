@@ -12,9 +12,9 @@ from foretell.graph import Builder
 from foretell.plan import Plan
 from foretell.report import drawings, layouts
 from foretell.report.summary import split
-from foretell.report.verdicts import junit, markdown
 from foretell.search.schedule import schedule, shape
 from foretell.simulate import simulate
+from foretell.survey.budget import junit, markdown
 from tests.transformer import transformer
 
 

@@ -48,7 +48,7 @@ def until(driver, holds, seconds=120):
         if found := holds():
             return found
         time.sleep(0.05)
-    says = ("problem", "job-says", "build-says", "picked", "upload-says")
+    says = ("problem", "rank-says", "job-says", "build-says", "picked", "upload-says")
     told = {name: text(driver, name)[:300] for name in says}
     raise AssertionError(f"{told}\n{text(driver, 'headline')[:500]}")
 

@@ -5,6 +5,7 @@ import importlib
 import json
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from http.client import HTTPConnection
@@ -415,3 +416,13 @@ def test_twenty_ask_at_once(studio):
     steps = [found[spec][1]["predicted_s"] for spec in specs]
     assert steps == sorted(steps, reverse=True)
     assert len(found) == 20
+
+
+def test_a_step_is_ranked_once_however_often_its_page_is_opened(studio):
+    jobs = {call(studio, "rank", step="1")[1]["job"] for _ in range(4)}
+    assert len(jobs) == 1
+    end = time.monotonic() + 120
+    while call(studio, "job", job=min(jobs))[1]["state"] == "running":
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert call(studio, "rank", step="1")[1]["job"] in jobs

@@ -5,15 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretell.advise import Step, load
+from foretell.advise import Step, advise
 from foretell.cluster import load as load_cluster
 from foretell.cost import price
+from foretell.errors import ForetellError
 from foretell.graph import Builder
 from foretell.survey.diagnosis import CAUSES, diagnose
 from foretell.survey.roofline import work_of
-from foretell.survey.survey import survey
+from foretell.survey.survey import changed, known_outcome, outcome, survey
 from foretell.survey.window import Window, window
 from foretell.trace import read
+from foretell.whatif import applied, ordered, parse
 from tests.transformer import transformer
 
 HERE = Path(__file__).resolve()
@@ -23,22 +25,22 @@ needs_truth = pytest.mark.skipif(not TRUTH.is_dir(), reason="no measured traces 
 
 
 @pytest.fixture(scope="module")
-def loaded():
-    return load(SAMPLE)
+def step():
+    return Step.from_file(SAMPLE)
 
 
 @pytest.fixture(scope="module")
-def found(loaded):
-    return survey([loaded], ["tf32"], advice=False)
+def found(step):
+    return survey([step], ["tf32"], advice=False)
 
 
 def total(node):
     return sum(part["seconds"] for part in node["parts"])
 
 
-def test_one_baseline_for_the_whole_page(loaded, found):
+def test_one_baseline_for_the_whole_page(step, found):
     """Cards, timeline, parts, idle gaps and the verdict are of the same step time."""
-    seconds = loaded.step.seconds
+    seconds = step.seconds
     content, lines = found.content, {line.name: line for line in found.timelines}
     figures = {f["what"]: f for f in content.figures}
     current = lines["current step"]
@@ -47,7 +49,7 @@ def test_one_baseline_for_the_whole_page(loaded, found):
     assert current.step_s == seconds
     assert sum(current.parts["values"].values()) == pytest.approx(seconds)
     drawn = current.timeline.seconds - current.zero
-    assert drawn == pytest.approx(loaded.step.baseline.simulated)
+    assert drawn == pytest.approx(step.baseline.simulated)
     idle = content.diagnosis["idle"]["seconds"]
     assert idle == pytest.approx(seconds - current.parts["values"]["compute"], rel=1e-6)
     after = lines["with tf32"]
@@ -87,9 +89,9 @@ def test_no_kernel_is_above_the_roofline(found):
         assert 0 <= kernel["roofline"] <= 1
 
 
-def test_flops_of_resnet_are_those_of_its_layers(loaded):
+def test_flops_of_resnet_are_those_of_its_layers(step):
     """ResNet-18: 1.82 Gflop·2 a sample forward; backward twice that but for the first layer."""
-    graph = loaded.step.graph
+    graph = step.graph
     work = work_of(graph)
     batch = float(read(SAMPLE).graph.facts.get("batch", 0) or _batch(graph))
     known = 3 * 2 * 1.82e9 * batch
@@ -180,7 +182,7 @@ def test_the_window_of_a_cold_step_is_the_step():
     ],
 )  # fmt: skip
 def test_what_binds_measured_steps(name, bound):
-    one = load(TRUTH / name)
+    one = Step.from_file(TRUTH / name)
     found = survey([one], advice=False).content.diagnosis
     assert found["verdict"]["bound"] == bound
     assert 0 < found["gpu"]["mfu"] < 1
@@ -189,6 +191,24 @@ def test_what_binds_measured_steps(name, bound):
 @needs_truth
 def test_mfu_of_gpt2_is_what_its_parameters_say():
     """Six flop a parameter and token (124 M, 8 × 512 tokens), and attention's."""
-    one = load(TRUTH / "h200" / "gpt2.base.json.gz")
+    one = Step.from_file(TRUTH / "h200" / "gpt2.base.json.gz")
     gpu = survey([one], advice=False).content.diagnosis["gpu"]
     assert gpu["flops"] == pytest.approx(6 * 124e6 * 4096, rel=0.08)
+
+
+def test_changes_tried_before_answer_as_if_tried_now(step):
+    advised = advise(step, ("amp", "cuda-graph"))
+    assert advised.best is not None
+    for changes in [a.changes for a in (*advised.ranked, advised.best)]:
+        specs = tuple(map(str, changes))
+        assert known_outcome(step, specs, advised) == outcome(step, specs, changed(step, specs))
+    assert known_outcome(step, ("tf32",), advised) is None
+
+
+def test_a_change_on_top_of_remembered_ones_is_as_all_at_once(step):
+    specs = tuple(map(str, ordered([parse(s) for s in ("amp", "cuda-graph", "channels-last")])))
+    graph = changed(step, specs)
+    whole = applied([parse(s) for s in specs], step.graph, step.setting)
+    assert str(graph) == str(whole)
+    with pytest.raises(ForetellError):
+        changed(step, ("flash-attention", "loader:workers=4"))

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from foretell.advise import load
+from foretell.advise import Step, peak, unfollowed
 from foretell.cli.main import foretell
 from foretell.errors import InputError
+from foretell.graph import Builder
+from foretell.report.page import Content, Line, numbers
+from foretell.simulate import simulate
 from foretell.survey.inputs import Inputs, drawings, sort
 from foretell.survey.survey import survey
 
@@ -87,7 +90,7 @@ def test_what_is_cut_short(tmp_path):
 
 
 def test_a_survey_of_a_graph():
-    found = survey([load(STEP)], ["faster-host:times=2"], advice=False)
+    found = survey([Step.from_file(STEP)], ["faster-host:times=2"], advice=False)
     assert [line.name for line in found.timelines] == ["current step", "with faster-host"]
     figures = {f["what"]: f for f in found.content.figures}
     told = figures["with changes"]
@@ -97,7 +100,7 @@ def test_a_survey_of_a_graph():
 
 
 def test_advice_gives_what_is_shown_after():
-    found = survey([load(STEP)])
+    found = survey([Step.from_file(STEP)])
     assert found.content.advice["ranked"] is not None
     best = found.content.advice["together"]
     assert len(found.timelines) == (2 if best else 1)
@@ -139,3 +142,20 @@ def test_mistakes_are_named(words, says):
 def test_an_ending_that_is_never_written(tmp_path):
     result = run(STEP, "--no-advice", "-o", tmp_path / "x.pdf")
     assert "neither a page nor a trace" in str(result.exception)
+
+
+def test_memory_of_a_captured_step_is_not_drawn_for_changes_it_does_not_follow():
+    make = Builder()
+    lane = make.lane("stream", rank=0, kind="compute")
+    task = make.task(kind="kernel", op="mm", phase="forward", lane=lane, seconds=1e-3)
+    make.buffer(2.0**20, born=task, dies=task)
+    graph = make.graph()
+    step = Step(graph, None, name="captured")
+    with graph.edit("checkpoint") as edit:
+        edit.set(edit.select(), seconds=2e-3)
+    assert unfollowed(edit.graph) == ["checkpoint"]
+    assert unfollowed(graph) == []
+    assert peak(edit.graph) is None
+    assert peak(step.graph) == 2.0**20
+    drawn = [Line("now", simulate(graph)), Line("then", simulate(edit.graph), has_memory=False)]
+    assert [m["name"] for m in numbers(drawn, Content())["memory"]] == ["now"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foretell.advise import load
+from foretell.advise import Step
 from foretell.graph import Builder
 from foretell.simulate import simulate
 from foretell.survey.ranks import ranks_table, straggler, waits_of
@@ -16,7 +16,7 @@ US = 1e-6
 @pytest.fixture(scope="module")
 def diagnosis(tmp_path_factory):
     folder = data_parallel(tmp_path_factory.mktemp("ranks"), ranks=4, slow=2, by=1.3)
-    return survey([load(folder)], advice=False).content.diagnosis
+    return survey([Step.from_file(folder)], advice=False).content.diagnosis
 
 
 def test_the_slow_rank_is_the_straggler(diagnosis):

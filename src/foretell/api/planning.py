@@ -89,7 +89,7 @@ class Prediction(Result, _Prediction):
             found.append(Table(("memory of the fullest rank", "size>"), held))
         if verbose:
             found += [
-                f"plan: {self.plan}",
+                words.plan_text(f"plan: {self.plan}"),
                 f"interval widened by distance from measurements: {_far(self.away)}",
             ]
         return found + list(self.notes)
@@ -147,7 +147,7 @@ class PlanResult(Result, Planned):
         head = (
             f"{words.seconds(self.predicted)} a step "
             f"(80 % interval {words.interval(self.low, self.high)}), "
-            f"{words.speedup(self.speedup)} than the baseline of {words.seconds(self.baseline)}"
+            f"{words.speedup(self.speedup)} than {self._rival()} ({words.seconds(self.baseline)})"
         )
         if self.prediction is not None:
             head += f"; {words.size(self.prediction.peak)} on the fullest rank"
@@ -158,12 +158,14 @@ class PlanResult(Result, Planned):
         return f"{head}; {best} its search space"
 
     def details(self, verbose: bool = False) -> list[str | Table]:
-        # on one line, to be copied; a long one goes to a file as a whole
+        # to be copied; a long one goes to a file as a whole
         text = str(self.plan.but(model="", cluster=""))
-        found: list[str | Table] = [text if len(text) <= _COPIED else words.cut(text, width())]
+        short = words.plan_text(text) if len(text) <= _COPIED else words.cut(text, width())
+        found: list[str | Table] = [short]
         rows = [
             (words.strategy(name), words.seconds(t), f"{t / self.predicted:.2f} ×")
-            for name, t in self._compared()[: None if verbose else _FEW]
+            for k, (name, t) in enumerate(self._compared())
+            if verbose or k < _FEW or t == self.baseline
         ]
         found.append(Table(("baseline", "step>", "vs. the plan>"), rows))
         others = [
@@ -172,7 +174,13 @@ class PlanResult(Result, Planned):
         ]
         if verbose and others:
             found.append(Table(("alternative plan", "step>", "memory>"), others))
-        return [*found, *self._spent(), *self.notes]
+        notes = [n for n in self.notes if verbose or not n.startswith("found by")]
+        return [*found, *self._spent(), *notes]
+
+    def _rival(self) -> str:
+        """The name of the baseline."""
+        same = (name for name, t in self._compared() if t == self.baseline)
+        return words.strategy(next(same, "the baseline"))
 
     def _compared(self) -> list[tuple[str, float]]:
         """The baselines, fastest first, without the plan's own search."""

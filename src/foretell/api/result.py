@@ -189,12 +189,14 @@ class Result:
         """Verdict, sentences and tables, at most as wide as the terminal."""
         from foretell.report.words import fitted, table
 
-        parts = [fitted(self.verdict)]
-        parts += [
-            table(part.columns, part.rows) if isinstance(part, Table) else fitted(part)
-            for part in self.details(verbose)
-        ]
-        return "\n".join(parts)
+        lines, is_below = [fitted(self.verdict)], False
+        for part in self.details(verbose):
+            if isinstance(part, Table):
+                lines.append(table(part.columns, part.rows))
+            else:
+                lines.append(f"\n{fitted(part)}" if is_below and part else fitted(part))
+            is_below = isinstance(part, Table)
+        return "\n".join(lines)
 
     def to_json(self) -> str:
         """One line of strict JSON: `to_dict`, with null for what is not finite."""

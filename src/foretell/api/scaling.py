@@ -36,6 +36,11 @@ _COUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMBTkmbt]?)")
 _MANY = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
+# Short names of ParaDL's limitations, for a column.
+_SHORT = {
+    "gradient exchange": "gradient comm.", "layer-wise collectives": "TP/CP/EP comm.",
+    "weight update": "optimizer step",
+}  # fmt: skip
 _EPOCH = ("GPUs>", "strategy", "epoch>", "exposed comm.>", "hidden comm.>", "cost>")
 
 
@@ -60,7 +65,7 @@ class PurchaseResult(Result):
     def verdict(self) -> str:
         best = self.best
         return (
-            f"{best.gpus} × {best.device} train {words.count(self.tokens)} tokens in "
+            f"{best.gpus} × {best.device} train {words.tokens(self.tokens)} tokens in "
             f"{words.seconds(best.seconds)} for {_money(best)}; "
             f"{words.percent(best.prediction.utilisation)} MFU, "
             f"{words.percent(best.goodput)} goodput"
@@ -76,7 +81,7 @@ class PurchaseResult(Result):
             for offer in self.offers[: None if verbose else _SHOWN]
         ]  # fmt: skip
         head = ("GPUs", "run>", "cost>", "step>", "MFU>", "goodput>")
-        return [str(self.best.prediction.plan), Table(head, rows), *self.notes]
+        return [words.plan_text(str(self.best.prediction.plan)), Table(head, rows), *self.notes]
 
     def records(self) -> list[dict[str, Any]]:
         return [
@@ -134,7 +139,7 @@ def buy(
         workload, [partial(of, name) for name in kinds], counts(gpus), tokens=many, batch=samples,
         progress=progress,
     )  # fmt: skip
-    note = f"{samples} samples a step, {words.count(samples * workload.tokens)} tokens"
+    note = f"{samples} samples a step, {words.tokens(samples * workload.tokens)} tokens"
     unknown = (
         ()
         if all(o.money for o in found)
@@ -193,7 +198,7 @@ class ScalingResult(Result):
             f"best on {row.gpus} GPUs: {words.strategy(row.strategy)}, {words.seconds(row.step)} a "
             f"step, {row.samples:.4g} samples/s, {words.percent(row.utilisation)} MFU"
         )
-        return f"{found}; bottleneck: {row.findings[0].name}" if row.findings else found
+        return f"{found}; bottleneck: {_bottleneck(row)}"
 
     def details(self, verbose: bool = False) -> list[str | Table]:
         few = self.rows if verbose else self._few()
@@ -201,7 +206,8 @@ class ScalingResult(Result):
         found: list[str | Table] = [Table(columns, [_line(row) for row in few])]
         if self.epoch:
             found.append(Table(_EPOCH, [self._epoch(row) for row in few]))
-        found += ["", *(f"best on {row.gpus}: {row.plan}" for row in self.best), ""]
+        best = (words.plan_text(f"best on {row.gpus}: {row.plan}") for row in self.best)
+        found += ["", *best, ""]
         found += [
             f"{f.name} on {row.gpus} GPUs: {f.evidence}; {f.remedy}"
             for row in self.best[-1:]
@@ -387,8 +393,13 @@ def _line(row: Row) -> tuple[str, ...]:
     memory = words.size(row.peak)
     if row.missing:
         memory = f"OOM by {words.size(row.missing)}"
-    worst = row.findings[0].name if row.findings else ""
     return (
         str(row.gpus), words.strategy(row.strategy), words.seconds(row.step), f"{row.samples:.4g}",
-        words.percent(row.utilisation), memory, worst,
+        words.percent(row.utilisation), memory, _bottleneck(row),
     )  # fmt: skip
+
+
+def _bottleneck(row: Row) -> str:
+    """What costs the step most besides its matmuls, in a word or two."""
+    name = next((f.name for f in row.findings if f.of == "step"), "compute")
+    return _SHORT.get(name, name)

@@ -137,12 +137,15 @@ class ModelSchedule(ScheduleResult):
         )
         taken = [f"decided: {', '.join(first.taken)}"] if first.taken else []
         stages = [(str(s), t[0], " ".join(t[1:])) for s, t in enumerate(first.plan.stages)]
+        placed = (
+            [Table(("stage", "ranks", "layers"), stages)] if verbose or len(stages) <= 8 else []
+        )
         shapes = [
             (s.model.shape, words.seconds(s.per_sample), f"{s.per_sample / first.per_sample:.2f} ×")
             for s in self.every
         ]
         more = [Table(("shape", "per sample>", "vs. the best>"), shapes)] if len(shapes) > 1 else []
-        return [each, *taken, Table(("stage", "ranks", "layers"), stages), *more, ""]
+        return [each, *taken, *placed, *more, ""]
 
     def to_dict(self) -> dict[str, Any]:
         first = self.every[0]

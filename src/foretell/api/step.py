@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-from foretell.advise import TRIED, Advice, Loaded, advise, load, peak, shown
+from foretell.advise import TRIED, Advice, advise, peak, shown
 from foretell.advise import Step as _Step
 from foretell.api.result import Bar, Plot, Result, Table, bars
 from foretell.baseline import why
@@ -178,11 +178,7 @@ def silent(doing: str, share: float | None = None) -> None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Step(_Step):
-    """One training step: its graph, the cluster it runs on, and its time without the profiler."""
-
-    name: str = ""
-    remarks: tuple[str, ...] = ()  # notes on how it was read, captured or profiled
-    measured: Timeline | None = None  # of a trace: the step with the profiler
+    """One training step and the questions it answers."""
 
     @classmethod
     def load(
@@ -201,7 +197,7 @@ class Step(_Step):
         path = Path(source)
         if is_module or path.suffix == ".py" or ".py:" in str(path):
             return cls.from_script(path, cluster, args=args, is_module=is_module, progress=progress)
-        return cls._of(load(path, _cluster(cluster), unprofiled))
+        return cls.from_file(path, _cluster(cluster), unprofiled)
 
     @classmethod
     def from_trace(
@@ -216,12 +212,7 @@ class Step(_Step):
         `unprofiled` is the measured time of a step without the profiler in seconds; otherwise what
         `foretell profile` wrote into the trace counts, or an estimate.
         """
-        return cls._of(load(Path(trace), _cluster(cluster), unprofiled))
-
-    @classmethod
-    def _of(cls, found: Loaded) -> Self:
-        step = found.step
-        return cls(step.graph, step.cluster, step.baseline, found.name, found.notes, found.measured)
+        return cls.from_file(Path(trace), _cluster(cluster), unprofiled)
 
     @classmethod
     def from_graph(cls, graph: Graph | str | Path, cluster: str | Cluster | None = None) -> Self:
@@ -275,16 +266,17 @@ class Step(_Step):
         parsed = [parse(change) if isinstance(change, str) else change for change in changes]
         changed, made, refused = tried(parsed, self.graph, Setting(self.cluster))
         before, after = simulate(self.graph), simulate(changed)
+        predicted = self.predicted(after.graph)
         low, high = self.interval(after.graph, made)
         return WhatIfResult(
             changes=tuple(str(change) for change in made),
             baseline=self.seconds,
-            predicted=self.predicted(after.graph),
+            predicted=predicted,
             low=low,
             high=high,
             baseline_peak=peak(self.graph, measured_peak) or 0.0,
             peak=peak(changed, measured_peak) or 0.0,
-            why=why(before.graph, after.graph),
+            why=why(before.graph, after.graph, (self.seconds, predicted)),
             assumptions=tuple(text for change in made for text in change.assumes),
             notes=tuple(self.notes),
             before=before,
@@ -302,7 +294,8 @@ class Step(_Step):
 
     def simulate(self, *, engine: str = "auto") -> Simulation:
         """The step unchanged: how long it takes, where the time goes, and the critical path."""
-        return Simulation(simulate(self.graph, engine=engine), self.name)
+        known = self.baseline.seconds if self.baseline else None
+        return Simulation(simulate(self.graph, engine=engine), self.name, known)
 
     def report(
         self, path: str | Path, *changes: str, advice: bool = True, progress: Progress = silent
@@ -314,8 +307,7 @@ class Step(_Step):
         from foretell.report import write
         from foretell.survey.survey import survey
 
-        loaded = [Loaded(self.name, self, self.measured)]
-        found = survey(loaded, changes, advice=advice, progress=progress)
+        found = survey([self], changes, advice=advice, progress=progress)
         write(found.timelines, Path(path), found.content)
         return Path(path)
 
@@ -503,21 +495,26 @@ class Simulation(Result):
 
     timeline: Timeline
     name: str = ""
+    unprofiled: float | None = None  # of a trace: seconds of a step in a row of steps
 
     @property
     def seconds(self) -> float:
-        """How long the step takes."""
+        """How long the simulated tasks take, from a cold start."""
         return self.timeline.seconds
 
     @property
     def verdict(self) -> str:
-        return f"step {words.seconds(self.seconds)}, {self.timeline.graph.size:,} tasks"
+        text = f"step {words.seconds(self.seconds)}, {self.timeline.graph.size:,} tasks"
+        if self.unprofiled is None:
+            return text
+        known = words.seconds(self.unprofiled)
+        return f"{text}; one of a row of steps, without the profiler: {known}"
 
     def details(self, verbose: bool = False) -> list[str | Table]:
         return []
 
     def text(self, verbose: bool = False) -> str:
-        return timeline_text(self.to_dict())
+        return timeline_text(self.to_dict(), self.verdict)
 
     def to_dict(self) -> dict[str, Any]:
         return timeline_summary(self.timeline)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from foretell.cli import offered
+from foretell.cli import arguments
+from foretell.cli.arguments import StepCommand, module_option
 from foretell.cli.output import (
     FILE,
     answer_result,
@@ -15,13 +16,12 @@ from foretell.cli.output import (
     verbose_option,
     working,
 )
-from foretell.cli.script import StepCommand, module_option
 
 
 @click.command(cls=StepCommand)
 @click.argument("file", type=FILE)
-@click.argument("specs", shell_complete=offered.changes, nargs=-1)
-@offered.cluster_option("The cluster the step runs on: a spec or a file.")
+@click.argument("specs", shell_complete=arguments.changes, nargs=-1)
+@arguments.cluster_option("The cluster the step runs on: a spec or a file.")
 @module_option
 @real_option
 @verbose_option
@@ -37,7 +37,7 @@ def command(
 ) -> None:
     """Try changes on the step in FILE (all that apply, or SPECS) and rank them by gain."""
     from foretell.advise import TRIED
-    from foretell.cli.script import load_step
+    from foretell.cli.arguments import load_step
 
     step = load_step(file, cluster, real, is_module)
     with working("trying changes", steps=2 * len(specs or TRIED)) as tell:  # alone, then together

@@ -16,17 +16,21 @@ from foretell.cli.output import FILE, answer, is_quiet, json_option, say, workin
 @click.command()
 @click.option(
     "-o", "--output", type=FILE, default=Path("bench"), show_default=True,
-    help="Folder for what it finds.",
+    help="Folder for the results.",
 )  # fmt: skip
-@click.option("--ops/--no-ops", default=None, help="Operators on the device and to the host.")
-@click.option("--links/--no-links", default=True, help="Collectives and cores between ranks.")
-@click.option("--fused/--no-fused", default=False, help="Fused ops: correct their prices here.")
+@click.option("--ops/--no-ops", default=None, help="Time operators: kernels, and host time.")
+@click.option("--links/--no-links", default=True, help="Time collectives between ranks.")
+@click.option(
+    "--fused/--no-fused", default=False, help="Time fused operators and correct their prices."
+)
 @click.option("--quick", is_flag=True, help="With --fused: a dozen small regions, to try it out.")
 @click.option("--ranks", type=click.IntRange(2, 16), default=2, show_default=True)
-@click.option("--networks", default="loopback", show_default=True, help="By comma, as in `lab`.")
+@click.option(
+    "--networks", default="loopback", show_default=True, help="Emulated networks, by comma."
+)
 @click.option(
     "--seconds", type=click.FloatRange(min=0, min_open=True), default=120.0, show_default=True,
-    help="For operators.",
+    help="Time to spend on operators.",
 )  # fmt: skip
 @click.option("--device", default="auto", show_default=True, help="For operators: cuda or cpu.")
 @json_option

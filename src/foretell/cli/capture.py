@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from foretell.cli.arguments import ScriptCommand, module_option, show_option
 from foretell.cli.output import FILE, answer, json_option, say, working
-from foretell.cli.script import ScriptCommand, module_option, show_option
 
 
 @click.command(cls=ScriptCommand)
@@ -20,12 +20,14 @@ from foretell.cli.script import ScriptCommand, module_option, show_option
 )  # fmt: skip
 @module_option
 @click.option("--batch", type=int, help="Samples a step, where the function takes `batch`.")
-@click.option("--ranks", type=click.IntRange(min=1), default=1, help="That share the batch.")
+@click.option("--ranks", type=click.IntRange(min=1), default=1, help="Data-parallel ranks.")
 @click.option("--optimizer", help="adamw, sgd:kind=loop, adam:kind=fused; instead of the script's.")
 @click.option("--autocast", default="", help="Mixed precision for forward and loss: bf16, fp16.")
 @click.option("--tf32/--no-tf32", default=None, help="fp32 matmuls as tf32; else as torch is set.")
 @click.option("--share", type=float, help="Share of elements that masks pick, for routing.")
-@click.option("--kernels-of", default="h200", show_default=True, help="Device that runs it.")
+@click.option(
+    "--kernels-of", default="h200", show_default=True, help="Device whose kernels are chosen."
+)
 @click.option("--device", default="", help="cuda, or cpu where a GPU cannot be pretended.")
 @show_option
 @json_option
@@ -85,8 +87,10 @@ def _text(found: dict[str, Any]) -> str:
         f"{found['tasks']:,} tasks, peak memory {words.size(found['peak_bytes'])}"
     )
     rows = [
-        (phase, f"{p['kernels']:,}", f"{p['flops'] / 1e9:,.1f}", words.size(p["bytes"]))
+        (phase, f"{p['kernels']:,}", words.count(p["flops"]), words.size(p["bytes"]))
         for phase, p in found["phases"].items()
     ]
     taken = [f"assumed the data of {text}" for text in found["assumed"]]
-    return "\n".join([head, words.table(("phase", "kernels>", "GFLOP>", "moved>"), rows), *taken])
+    return "\n".join(
+        [head, words.table(("phase", "kernels>", "flop>", "memory traffic>"), rows), *taken]
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from foretell.cli import offered
+from foretell.cli import arguments
 from foretell.cli.output import FILE, answer, json_option, real_option
 
 OVER = 3  # exit code of a budget that is not kept
@@ -17,15 +17,15 @@ LIMITS = ("step", "memory", "exposed", "idle")
 
 @click.command()
 @click.argument("what")
-@click.argument("specs", shell_complete=offered.changes, nargs=-1)
-@click.option("--step-under", help="The longest step: 120ms.")
-@click.option("--memory-under", help="The highest peak: 70GiB.")
-@click.option("--exposed-under", help="The most communication that nothing hides: 15%.")
-@click.option("--idle-under", help="The most time in which nothing runs: 10%.")
+@click.argument("specs", shell_complete=arguments.changes, nargs=-1)
+@click.option("--step-under", help="Limit of the step: 120ms.")
+@click.option("--memory-under", help="Limit of peak memory: 70GiB.")
+@click.option("--exposed-under", help="Limit of exposed communication: 15%.")
+@click.option("--idle-under", help="Limit of idle time: 10%.")
 @click.option(
-    "--surely", is_flag=True, help="Hold the upper end of the interval under --step-under."
+    "--surely", is_flag=True, help="Compare the upper end of the 80 % interval with --step-under."
 )
-@offered.cluster_option("The cluster: a spec or a file.")
+@arguments.cluster_option("The cluster: a spec or a file.")
 @click.option("--plan", help="Of a workload: the layout, dp=4,tp=2,… or a file.")
 @real_option
 @click.option("--junit", type=FILE, help="Write JUnit's XML here.")
@@ -84,13 +84,13 @@ def _predicted(what: str, specs: tuple[str, ...], options: dict[str, Any]) -> di
 def _of_file(
     path: Path, specs: tuple[str, ...], machines: Any, real: float | None
 ) -> dict[str, Any]:
-    from foretell.advise import load
+    from foretell.advise import Step
     from foretell.report.summary import split
     from foretell.simulate import simulate
     from foretell.survey.survey import outcome
     from foretell.whatif import applied, parse
 
-    step = load(path, machines, real).step
+    step = Step.from_file(path, machines, real)
     found = outcome(step, specs)
     timeline = simulate(applied([parse(s) for s in specs], step.graph, step.setting))
     parts = split("", timeline)
@@ -101,7 +101,7 @@ def _of_file(
 
 def _write(outcomes: Any, what: str, options: dict[str, Any]) -> None:
     from foretell.io import append_text, write_text
-    from foretell.report.verdicts import junit, markdown
+    from foretell.survey.budget import junit, markdown
 
     rows = [(f"{v.name} under its limit", v.passed, str(v)) for v in outcomes]
     name = Path(what).name

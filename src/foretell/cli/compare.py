@@ -91,7 +91,7 @@ def _path(found: dict[str, Any]) -> str:
     gap, rows = found["gap_s"], []
     for part in found["parts"]:
         rows.append(
-            (words.cut(part["name"], 18), words.cut(part["lane"], 16),
+            (words.cut(part["name"], 18), words.cut(part["lane"], 20),
              *_explained(part["seconds"], gap), _signed(part["ran"]), _signed(part["waited"]))
         )  # fmt: skip
     rows.append(("the rest of it", "", *_explained(found["rest_of_path_s"], gap), "", ""))
@@ -116,4 +116,6 @@ def _explained(seconds: float, gap: float) -> tuple[str, str]:
 
 
 def _signed(seconds: float) -> str:
-    return f"{1e3 * seconds:+.2f} ms"
+    from foretell.report import words
+
+    return f"{'+' if seconds > 0 else ''}{words.seconds(seconds)}"

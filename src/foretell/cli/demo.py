@@ -36,16 +36,15 @@ RANKS = 2
 def command(output: Path) -> None:
     """Replay a trace, try changes, ask the oracle, find a plan, run it, and write a report."""
     with as_file(files("foretell").joinpath(*TRACE)) as trace:
-        loaded = _replayed(trace)
-        _advised(trace)
+        _replayed(trace)
+        step = _advised(trace)
     found = _answers()
     with tempfile.TemporaryDirectory() as folder:
         plan = _planned(Path(folder))
-        _reported(loaded, found, plan, output)
+        _reported(step, found, plan, output)
 
 
-def _replayed(trace: Path) -> Any:
-    from foretell.advise import load
+def _replayed(trace: Path) -> None:
     from foretell.report import words
     from foretell.simulate import simulate
     from foretell.trace import read
@@ -58,14 +57,15 @@ def _replayed(trace: Path) -> Any:
         f"measured {words.seconds(measured)}, replayed {words.seconds(replayed)} "
         f"({words.percent(abs(replayed / measured - 1))} off), {found.graph.size} tasks"
     )
-    return load(trace, None, REAL)
 
 
-def _advised(trace: Path) -> None:
+def _advised(trace: Path) -> Any:
     from foretell.api import Step
 
     say("\n2. what would help?")
-    click.echo(Step.from_trace(trace, unprofiled=REAL).advise())
+    step = Step.from_trace(trace, unprofiled=REAL)
+    click.echo(step.advise())
+    return step
 
 
 def _answers() -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _did(*words: str) -> None:
         click.echo(shown)
 
 
-def _reported(loaded: Any, found: dict[str, Any], plan: Path | None, output: Path) -> None:
+def _reported(step: Any, found: dict[str, Any], plan: Path | None, output: Path) -> None:
     from foretell.cluster import load as machines
     from foretell.plan import load as load_plan
     from foretell.report import write
@@ -113,6 +113,6 @@ def _reported(loaded: Any, found: dict[str, Any], plan: Path | None, output: Pat
 
     scales = layouts(found, "GPT of 1.3 billion parameters")
     pair = [drawn_plan(load_plan(plan), "best.plan", machines(PAIR))] if plan else []
-    page = survey([loaded], BEST, Drawn(oracle=[scales] if scales else [], plans=pair))
+    page = survey([step], BEST, Drawn(oracle=[scales] if scales else [], plans=pair))
     write(page.timelines, output, page.content)
     say(f"\nthe report: {output}")

@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from foretell.cli import offered
+from foretell.cli import arguments
 from foretell.cli.output import answer, json_option
 
 # Assumptions behind the prices of each planner.
@@ -51,7 +51,7 @@ SUPPOSED = {
 
 
 @click.command()
-@click.argument("name", required=False, shell_complete=offered.names)
+@click.argument("name", required=False, shell_complete=arguments.names)
 @json_option
 def command(name: str | None, as_json: bool) -> None:
     """Explain NAME: a what-if, a planner or a strategy; without a name, list all of them."""

@@ -14,11 +14,19 @@ from foretell.cli.output import FILE, answer, json_option, say, working
 
 @click.command()
 @click.argument("runs", type=FILE, nargs=-1, required=True)
-@click.option("--workload", default="", help="What was run, where RUNS do not say.")
-@click.option("--on", "cluster", default="", help="Where it was run, likewise.")
-@click.option("--noise", type=float, default=0.03, show_default=True, help="Between equal runs.")
-@click.option("--share", type=float, default=0.1, show_default=True, help="Of a lab's runs.")
-@click.option("-o", "--output", type=FILE, help="File for what is learned.")
+@click.option("--workload", default="", help="The workload, if RUNS do not name it.")
+@click.option("--on", "cluster", default="", help="The cluster, if RUNS do not name it.")
+@click.option(
+    "--noise",
+    type=float,
+    default=0.03,
+    show_default=True,
+    help="Relative spread between equal runs.",
+)
+@click.option(
+    "--share", type=float, default=0.1, show_default=True, help="Share of a lab's runs to fit."
+)
+@click.option("-o", "--output", type=FILE, help="File for the calibration.")
 @json_option
 def command(runs: tuple[Path, ...], output: Path | None, as_json: bool, **options: Any) -> None:
     """Calibrate prices with measured RUNS, and report how much they moved.

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from foretell.cli import offered
+from foretell.cli import arguments
+from foretell.cli.arguments import StepCommand
 from foretell.cli.output import (
     FILE,
     answer_result,
@@ -16,26 +17,27 @@ from foretell.cli.output import (
     verbose_option,
     working,
 )
-from foretell.cli.script import StepCommand
 
 
 @click.command(cls=StepCommand)
-@offered.workload_argument
-@offered.cluster_option("The cluster: a preset's name or a file.", required=True)
-@click.option("--gpus", default="", help="How many: 1..1024, or 8,12,48; else all of the cluster.")
+@arguments.workload_argument
+@arguments.cluster_option("The cluster: a preset's name or a file.", required=True)
 @click.option(
-    "--batch", type=click.IntRange(1), help="Samples of a step, the same at every scale (strong)."
+    "--gpus", default="", help="GPU counts: 1..1024, or 8,12,48; by default up to the cluster's."
 )
 @click.option(
-    "--per-gpu", type=click.IntRange(1), help="Samples of a device, the same at every scale (weak)."
+    "--batch", type=click.IntRange(1), help="Samples a step at every scale (strong scaling)."
+)
+@click.option(
+    "--per-gpu", type=click.IntRange(1), help="Samples a GPU at every scale (weak scaling)."
 )
 @click.option("--epoch", type=click.IntRange(1), help="Samples of an epoch, for its time and cost.")
-@click.option("--price", type=float, help="Price per device and hour, where the preset has none.")
-@click.option("--prices", type=FILE, help="TOML: device or node = price per hour.")
+@click.option("--price", type=float, help="Price of a GPU-hour.")
+@click.option("--prices", type=FILE, help="TOML file: device or node = price per hour.")
 @click.option("--dtype", default="", help="Number format: fp32, tf32, bf16, fp16, fp8.")
 @click.option(
     "--framework", "--stack", "framework", default="",
-    help="What would run it: megatron-core, fsdp, ddp, …",
+    help="Framework: megatron-core, fsdp, ddp, …",
 )  # fmt: skip
 @calibration_option
 @pool_options
@@ -50,7 +52,7 @@ def command(workload: str | None, cluster: str, gpus: str, **options: Any) -> No
 
     as_json, verbose = options.pop("as_json"), options.pop("verbose")
     jobs, on_ray = options.pop("jobs"), options.pop("on_ray")
-    named = offered.require_workload(workload)
+    named = arguments.require_workload(workload)
     what, scales = f"pricing layouts of {named}", len(counts(gpus or default_counts(cluster)))
     with opened(jobs, on_ray) as pool, working(what, steps=scales) as tell:
         found = oracle(named, cluster, gpus, progress=tell, pool=pool, **options)

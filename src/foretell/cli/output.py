@@ -136,7 +136,7 @@ def quiet_option() -> click.Option:
     def note(context: click.Context, _: click.Parameter, value: bool) -> None:
         context.meta[_QUIET] = value or context.meta.get(_QUIET, False)
 
-    text = "Say nothing but the answer: no progress, no notes on what was written."
+    text = "Print only the answer: no progress, no notes."
     return click.Option(
         ["-q", "--quiet"], is_flag=True, expose_value=False, callback=note, help=text
     )
@@ -270,7 +270,7 @@ def _unpacked(path: Path) -> int:
 
 def real_option(command: Command) -> Command:
     """`--real-ms`, in seconds."""
-    text = "Of a trace: milliseconds of an un-profiled step."
+    text = "Measured step without the profiler, in ms (of a trace)."
     option = click.option("--real-ms", "real", type=float, callback=_in_seconds, help=text)
     return option(command)
 
@@ -281,16 +281,14 @@ def _in_seconds(_: click.Context, __: click.Parameter, milliseconds: float | Non
 
 def calibration_option(command: Command) -> Command:
     """`--calibration FILE`."""
-    return click.option("--calibration", type=FILE, help="What `foretell fit` has learned.")(
-        command
-    )
+    return click.option("--calibration", type=FILE, help="A file of `foretell fit`.")(command)
 
 
 def pool_options(command: Command) -> Command:
     """Let a command share its work out."""
     jobs = click.option(
         "--jobs", type=click.IntRange(min=1), default=1, show_default=True,
-        help="Processes of this machine to share the work.",
+        help="Processes to use on this machine.",
     )  # fmt: skip
     return jobs(ray_option(command))
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from foretell.cli import offered
+from foretell.cli import arguments
+from foretell.cli.arguments import StepCommand
 from foretell.cli.output import (
     FILE,
     answer_result,
@@ -19,7 +20,6 @@ from foretell.cli.output import (
     verbose_option,
     working,
 )
-from foretell.cli.script import StepCommand
 from foretell.errors import InputError
 
 OBJECTIVES = ("time", "energy")
@@ -27,37 +27,41 @@ STOPPED = 130  # exit code of what Ctrl-C ended
 
 
 @click.command(cls=StepCommand)
-@offered.workload_argument
-@offered.cluster_option("The cluster: a spec or a file.", required=True)
+@arguments.workload_argument
+@arguments.cluster_option("The cluster: a spec or a file.", required=True)
 @click.option(
     "--with",
     "planner",
-    shell_complete=offered.planners,
+    shell_complete=arguments.planners,
     default="joint",
     show_default=True,
     help="The planner, with its options.",
 )
-@click.option("-o", "--output", type=FILE, help="Where the plan goes.")
+@click.option("-o", "--output", type=FILE, help="Write the plan to this file.")
 @click.option(
     "--seeds", type=click.IntRange(min=1), default=1, show_default=True,
-    help="Searches, each from a seed of its own; the best plan is the answer.",
+    help="Number of searches with different seeds; the best plan wins.",
 )  # fmt: skip
-@click.option("--only", default="", metavar="AXES", help="Search these axes alone: dp,tp,zero.")
-@click.option("--fix", default="", metavar="FIELDS", help="Fields of the plan that are set: dp=8.")
+@click.option("--only", default="", metavar="AXES", help="Search only these axes: dp,tp,zero.")
+@click.option("--fix", default="", metavar="FIELDS", help="Fix fields of the plan: dp=8,zero=1.")
 @click.option(
     "--runnable/--any-plan", default=None,
     help="Keep to plans that `foretell run` executes; the default where WORKLOAD is a script.",
 )  # fmt: skip
-@click.option("--resume", type=FILE, help="Keep what was simulated; go on from there.")
+@click.option("--resume", type=FILE, help="Checkpoint file: continue an earlier search.")
 @click.option(
     "--objective", type=click.Choice(OBJECTIVES), default="time", show_default=True,
-    help="What is made least: seconds or joules of a step.",
+    help="Minimize seconds or joules of a step.",
 )  # fmt: skip
-@click.option("--tokens", help="Train so many tokens (2T, 300B): how many of which GPUs, cheapest?")
-@click.option("--days", type=click.FloatRange(min=0), default=0.0, help="… in so many days.")
-@click.option("--gpus", default="8..2048", show_default=True, help="… on so many GPUs.")
-@click.option("--batch", type=click.IntRange(0), default=0, help="… with so many samples a step.")
-@click.option("--prices", type=FILE, help="TOML: device = price per hour.")
+@click.option("--tokens", help="Choose GPUs instead: the cheapest for so many tokens (300B, 2T).")
+@click.option(
+    "--days", type=click.FloatRange(min=0), default=0.0, help="With --tokens: the deadline."
+)
+@click.option(
+    "--gpus", default="8..2048", show_default=True, help="With --tokens: GPU counts to try."
+)
+@click.option("--batch", type=click.IntRange(0), default=0, help="With --tokens: samples a step.")
+@click.option("--prices", type=FILE, help="With --tokens: TOML file, device = price per hour.")
 @calibration_option
 @pool_options
 @verbose_option
@@ -68,12 +72,18 @@ def command(
     tokens: str | None, days: float, gpus: str, batch: int, prices: Path | None,
     jobs: int, on_ray: str, calibration: Path | None, verbose: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Find the plan with the shortest step of WORKLOAD on a cluster; compare it with baselines."""
+    """Find the plan with the shortest step of WORKLOAD on a cluster; compare it with baselines.
+
+    \b
+        foretell plan llama-3.1-8b --on dgx-h100:nodes=2 -o best.plan
+        foretell plan train.py --on h100:gpus=8 -- --lr 0.1
+        foretell plan llama-3.1-70b --on h100+b200 --tokens 1T --days 30
+    """
     from foretell.api import plan
     from foretell.pool import opened
     from foretell.search.kit import parse
 
-    named = offered.require_workload(workload)
+    named = arguments.require_workload(workload)
     if output is not None:
         require_place(output)  # not after minutes of search
     if tokens:

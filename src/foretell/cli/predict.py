@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foretell.cli import offered
+from foretell.cli import arguments
+from foretell.cli.arguments import StepCommand
 from foretell.cli.output import (
     FILE,
     answer_result,
@@ -17,7 +18,6 @@ from foretell.cli.output import (
     say,
     verbose_option,
 )
-from foretell.cli.script import StepCommand
 from foretell.errors import ForetellError, InputError
 from foretell.io import shown
 
@@ -28,8 +28,8 @@ FIELDS = ("workload", "on", "plan")
 
 
 @click.command(cls=StepCommand)
-@offered.workload_argument
-@offered.cluster_option("The cluster: a spec such as dgx-a100:nodes=8, or a file.")
+@arguments.workload_argument
+@arguments.cluster_option("The cluster: a spec such as dgx-a100:nodes=8, or a file.")
 @click.option("--plan", "plan", help="The layout: dp=4,tp=8,pp=2,micro_batch=1,… or a file.")
 @click.option(
     "--batch",
@@ -37,7 +37,7 @@ FIELDS = ("workload", "on", "plan")
     help="Many at once: a line of JSON each, with workload, on and plan.",
 )
 @calibration_option
-@click.option("-o", "--output", type=FILE, help="Its graph too, for `compare`.")
+@click.option("-o", "--output", type=FILE, help="Write the simulated graph, for `compare`.")
 @verbose_option
 @json_option
 def command(

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from foretell.cli.arguments import ScriptCommand, module_option, show_option
 from foretell.cli.output import FILE, answer, json_option, say, working
-from foretell.cli.script import ScriptCommand, module_option, show_option
 
 
 @click.command(cls=ScriptCommand)

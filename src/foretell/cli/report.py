@@ -7,17 +7,17 @@ from typing import Any
 
 import click
 
-from foretell.cli import offered
+from foretell.cli import arguments
+from foretell.cli.arguments import StepCommand
 from foretell.cli.output import FILE, answer, json_option, real_option, say, working
-from foretell.cli.script import StepCommand
 
 
 @click.command(cls=StepCommand)
 @click.argument("given", nargs=-1, required=True, metavar="FILE... [SPEC...]")
-@offered.cluster_option("The cluster steps and plans run on: a spec or a file.")
-@click.option("--of", "model", help="What plans were made for: a workload, or a captured step.")
+@arguments.cluster_option("The cluster steps and plans run on: a spec or a file.")
+@click.option("--of", "model", help="The workload or captured step that plans are for.")
 @real_option
-@click.option("--no-advice", is_flag=True, help="Do not try what else would help.")
+@click.option("--no-advice", is_flag=True, help="Do not try changes.")
 @click.option(
     "-o",
     "--output",
@@ -62,9 +62,8 @@ def _surveyed(
     advice: bool,
     tell: Any,
 ) -> Any:
-    from foretell.advise import Loaded
     from foretell.api.step import arguments_for_none
-    from foretell.cli.script import load_step, script_args
+    from foretell.cli.arguments import load_step, script_args
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
     from foretell.survey.inputs import Inputs, drawings, is_script
@@ -83,9 +82,8 @@ def _surveyed(
     if script_args() and not any(is_script(str(path)) for path in inputs.steps):
         raise arguments_for_none(given[0])
     steps = [load_step(path, cluster, real) for path in inputs.steps]
-    loaded = [Loaded(step.name, step, step.measured) for step in steps]
     drawn = drawings(inputs, machines, model_of(model) if model else None)
-    return survey(loaded, inputs.specs, drawn, advice=advice, progress=tell)
+    return survey(steps, inputs.specs, drawn, advice=advice, progress=tell)
 
 
 def _numbers(found: Any) -> dict[str, Any]:
@@ -103,13 +101,14 @@ def _text(found: dict[str, Any]) -> str:
     rows = [(f["what"], _value(f)) for f in found["figures"]]
     parts = [_verdict(found["diagnosis"])] if found["diagnosis"] else []
     parts += [words.table(("step", "value>"), rows)] if rows else []
+    used = [k for k in _PARTS if any(s["values"].get(k) for s in found["split"])]
     spent = [
-        (words.cut(s["name"], 40), *(words.seconds(s["values"].get(k, 0.0)) for k in _PARTS))
+        (words.cut(s["name"], 32), *(words.seconds(s["values"].get(k, 0.0)) for k in used))
         for s in found["split"]
     ]
     if spent:
-        parts.append(words.table(("where time goes", *(f"{k}>" for k in _PARTS.values())), spent))
-    parts.append("name a file with -o report.html to see all of it")
+        parts.append(words.table(("where time goes", *(f"{_PARTS[k]}>" for k in used)), spent))
+    parts.append("the whole page: -o report.html")
     return "\n".join(parts)
 
 

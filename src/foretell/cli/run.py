@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from foretell.cli.arguments import ScriptCommand, module_option, show_option
 from foretell.cli.output import FILE, answer, json_option, say, terminated_as_stopped, working
-from foretell.cli.script import ScriptCommand, module_option, show_option
 from foretell.errors import InputError
 from foretell.pytorch.deploy import many_nodes
 
@@ -22,49 +22,73 @@ _WIDE = 60  # letters of a plan that are shown; placed stages and actions would 
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @module_option
-@click.option("--plan", default="", help="A file, or a text such as dp=4,zero=1; dp=N.")
-@click.option("-n", "--ranks", type=click.IntRange(min=1), help="On this node; the plan's.")
 @click.option(
-    "--steps", type=click.IntRange(min=1), help="10; a script with a loop of its own: to its end."
+    "--plan", default="", help="A file, or a text such as dp=4,zero=1; by default dp=RANKS."
 )
-@click.option("--warmup", type=click.IntRange(min=0), default=3, show_default=True)
-@click.option("-o", "--output", type=FILE, help="Folder for what it measured.")
-@click.option("--profile", is_flag=True, help="One more step a rank under the profiler.")
-@click.option("--predicted-ms", type=float, help="What was predicted elsewhere, to be compared.")
+@click.option(
+    "-n", "--ranks", type=click.IntRange(min=1), help="Ranks on this node; by default the plan's."
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Steps to time: 10 by default, or all of a script with a loop of its own.",
+)
+@click.option(
+    "--warmup", type=click.IntRange(min=0), default=3, show_default=True,
+    help="Steps before those that are timed.",
+)  # fmt: skip
+@click.option("-o", "--output", type=FILE, help="Folder for measurements.")
+@click.option("--profile", is_flag=True, help="Trace one more step of each rank.")
+@click.option("--predicted-ms", type=float, help="A prediction to compare with.")
 @click.option(
     "--predict/--no-predict",
     default=True,
     show_default=True,
-    help="Predict the step for this machine first: its ops are timed one by one, and kept.",
+    help="Predict the step for this machine first, from its ops timed one by one (cached).",
 )
-@click.option("--timeout-s", type=float, default=120.0, show_default=True, help="Without progress.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda where there is one.")
-@click.option("--on", "cluster", default="", help="These machines: a plan for others is refused.")
+@click.option(
+    "--timeout-s", type=float, default=120.0, show_default=True,
+    help="Seconds without progress after which the run is stopped.",
+)  # fmt: skip
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="By default cuda where there is one."
+)
+@click.option(
+    "--on", "cluster", default="", help="This cluster: a plan made for another is refused."
+)
 @click.option(
     "--verify/--no-verify",
     default=None,
-    help="Compare the first steps with one process; the first time a plan runs a model.",
+    help="Compare the first steps with one process; by default once for each plan and model.",
 )
 @click.option(
     "--batch-norm",
     type=click.Choice(["sync", "local"]),
     default="sync",
     show_default=True,
-    help="Statistics of all data-parallel ranks, as one process has, or of each, as in DDP.",
+    help="Batch statistics over all data-parallel ranks, or of each rank, as in DDP.",
 )
-@click.option("--checkpoint", type=FILE, help="Folder for checkpoints, of any plan.")
-@click.option("--every", type=click.IntRange(min=1), help="Steps between checkpoints; at the end.")
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint, under this plan.")
+@click.option("--checkpoint", type=FILE, help="Folder for checkpoints; any plan resumes them.")
+@click.option(
+    "--every",
+    type=click.IntRange(min=1),
+    help="Steps between checkpoints; by default one at the end.",
+)
+@click.option("--resume", is_flag=True, help="Continue from the last checkpoint under this plan.")
 @click.option(
     "--restarts",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Start again from the last checkpoint when a rank fails, dies or hangs, so many times.",
+    help="How often to restart from the last checkpoint when a rank fails or hangs.",
 )
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--rendezvous", default="", help="HOST:PORT that all nodes know.")
-@click.option("--on-ray", default=None, help="Start it on every node of this Ray cluster: auto.")
+@click.option(
+    "--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes of the run."
+)
+@click.option("--rendezvous", default="", help="HOST:PORT where nodes meet, as for torchrun.")
+@click.option(
+    "--on-ray", default=None, help="Run on the nodes of a Ray cluster: its address, or auto."
+)
 @click.option(
     "--write", type=FILE,
     help="Start nothing: write a job for Slurm (.sbatch) or Kubernetes (.yaml).",
@@ -72,7 +96,7 @@ _WIDE = 60  # letters of a plan that are shown; placed stages and actions would 
 @show_option
 @json_option
 def command(script: str, args: tuple[str, ...], **options: Any) -> None:
-    """Train with SCRIPT, unchanged, under a plan, on torchrun; print how long a step takes.
+    """Run SCRIPT unchanged under a plan with torchrun; print the measured and predicted step.
 
     \b
         foretell run --plan dp=4,zero=3 train.py --lr 0.1
@@ -80,8 +104,8 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
 
     Every rank runs the script, and its models compute on the rank's share of each batch: losses and
     checkpoints are those of `python train.py`. A script that only defines model() and
-    batch(rank, size), and loss(output, target) and optimizer(parameters) if it likes, is trained
-    for some steps, under any plan.
+    batch(rank, size), and optionally loss(output, target) and optimizer(parameters), is trained
+    for a few steps, under any plan.
     """
     from foretell.api.step import is_script
     from foretell.plan import read
@@ -272,67 +296,71 @@ def _mean(losses: tuple[float | None, ...], ranks: list[dict[str, Any]]) -> floa
     return sum(x * w for x, w in pairs) / sum(w for _, w in pairs) if pairs else None
 
 
-def _verified(found: dict[str, Any] | None) -> list[str]:
-    """Result of comparing the first steps with a single process."""
-    if found is None:
-        return []
-    if "skipped" in found:
-        return [f"verified   no: {found['skipped']}"]
-    before = " (in an earlier run of the same; --verify repeats it)" if found.get("before") else ""
-    return [
-        f"verified   {found['steps']} steps equal one process: losses to {found['loss_off']:.0e}, "
-        f"{found['tensors']} tensors to {found['gradient_off']:.0e}{before}"
-    ]
+def _text(found: dict[str, Any]) -> str:
+    """Measured beside predicted in a sentence, then what else is known of the run."""
+    from foretell.report import words
+
+    plan = words.cut(found["plan"], _WIDE)
+    here = f", {found['ranks_here']} of them here" if found["ranks_here"] < found["ranks"] else ""
+    ranks = f"{found['ranks']} rank{'s' if found['ranks'] > 1 else ''}{here}"
+    head = f"{plan} on {ranks}: {words.seconds(found['step_s'])} a step measured"
+    rows = [("steps", _steps(found)), *_predicted(found), *_verified(found["verified"])]
+    if found["restarts"]:
+        rows.append(("restarts", f"{found['restarts']}, each from the last checkpoint"))
+    rows.append(("memory", f"{words.size(max(found['peak_bytes']))} at most on a rank"))
+    return f"{words.fitted(head + _beside(found))}\n{words.listed(rows)}"
 
 
-def _predicted(found: dict[str, Any]) -> list[str]:
-    """The prediction beside the measurement, or why there is none."""
+def _beside(found: dict[str, Any]) -> str:
+    """The prediction behind the measured time, where there is one."""
+    from foretell.report import words
+
+    if found["predicted_s"] is None:
+        return ""
+    text = f", {words.seconds(found['predicted_s'])} predicted ({100 * found['error']:+.1f} %"
+    prediction = found["prediction"]
+    if not prediction or "why" in prediction:
+        return f"{text})"
+    inside = prediction["low_s"] <= found["step_s"] <= prediction["high_s"]
+    between = words.interval(prediction["low_s"], prediction["high_s"])
+    return f"{text}; {'inside' if inside else 'outside'} the 80 % interval, {between})"
+
+
+def _steps(found: dict[str, Any]) -> str:
+    from foretell.report import words
+
+    return f"median of {len(found['steps_s'])}, {words.interval(found['low_s'], found['high_s'])}"
+
+
+def _predicted(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Why there is no prediction; else how busy the machine was, and the first op that differs."""
     from foretell.report import words
 
     prediction = found["prediction"] or {}
     if "why" in prediction:
-        return [f"predicted  no: {prediction['why']}"]
-    if found["predicted_s"] is None:
+        return [("predicted", f"no: {prediction['why']}")]
+    if found["predicted_s"] is None or not prediction:
         return []
-    line = f"predicted  {words.seconds(found['predicted_s'])} ({100 * found['error']:+.1f} %)"
-    if not prediction:
-        return [line]
-    inside = prediction["low_s"] <= found["step_s"] <= prediction["high_s"]
-    line += f", 80 % interval {words.interval(prediction['low_s'], prediction['high_s'])}: "
-    line += "inside" if inside else "outside"
-    lines = [line, _load(prediction)]
-    apart = prediction.get("first_apart")
-    if apart:
-        lines.append(
-            f"first op that differs  {apart['op']}: predicted {words.seconds(apart['predicted_s'])}"
-            f", measured {words.seconds(apart['measured_s'])}, machine idle"
-        )
-    return lines
-
-
-def _load(prediction: dict[str, Any]) -> str:
-    """How busy the machine was."""
     before, during = prediction["load"], prediction["load_during"]
     busy = "idle" if max(before, during) < _IDLE else "busy"
-    return (
-        f"load       {busy}: work took {before:.1f} times its core time before the steps, "
-        f"{during:.1f} times in them"
+    rows = [("machine", f"{busy}: work took {before:.1f} × its CPU time before, {during:.1f} × in "
+                        "the steps")]  # fmt: skip
+    if apart := prediction.get("first_apart"):
+        times = (words.seconds(apart[key]) for key in ("predicted_s", "measured_s"))
+        rows.append(
+            ("first op off", "{}: {} predicted, {} measured alone".format(apart["op"], *times))
+        )
+    return rows
+
+
+def _verified(found: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Result of comparing the first steps with a single process."""
+    if found is None:
+        return []
+    if "skipped" in found:
+        return [("verified", f"no: {found['skipped']}")]
+    text = (
+        f"{found['steps']} steps equal one process: losses to {found['loss_off']:.0e}, "
+        f"{found['tensors']} tensors to {found['gradient_off']:.0e}"
     )
-
-
-def _text(found: dict[str, Any]) -> str:
-    from foretell.report import words
-
-    plan = found["plan"] if len(found["plan"]) <= _WIDE else f"{found['plan'][:_WIDE]}…"
-    here = f", {found['ranks_here']} of them here" if found["ranks_here"] < found["ranks"] else ""
-    lines = [
-        f"{plan} on {found['ranks']} rank{'s' if found['ranks'] > 1 else ''}{here}",
-        f"measured   {words.seconds(found['step_s'])} a step, median of {len(found['steps_s'])} "
-        f"({words.seconds(found['low_s'])} to {words.seconds(found['high_s'])})",
-    ]
-    lines += _predicted(found)
-    lines += _verified(found["verified"])
-    if found["restarts"]:
-        lines.append(f"restarts   {found['restarts']}, each from the last checkpoint")
-    lines.append(f"memory     {words.size(max(found['peak_bytes']))} at most on a rank")
-    return "\n".join(lines)
+    return [("verified", f"{text} (in an earlier run)" if found.get("before") else text)]

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from foretell.cli import offered
-from foretell.cli.output import FILE, answer, answer_result, json_option, say, working
-from foretell.cli.schedule_files import write
+from foretell.cli import arguments
+from foretell.cli.output import (
+    FILE,
+    answer,
+    answer_result,
+    json_option,
+    say,
+    verbose_option,
+    working,
+)
 from foretell.errors import InputError
 
 _DECIDE = click.Choice(["no", "yes", "auto"])
@@ -19,40 +27,50 @@ STOPPED = 130  # exit code of what Ctrl-C ended
 @click.command()
 @click.argument("placement", required=False)
 @click.option("-n", "--micro-batches", type=click.IntRange(1, 10_000), default=8, show_default=True)
-@click.option("-m", "--memory", default="", help="What devices hold at most: 6, or 6,4,4,2.")
-@click.option("--speed", default="", help="Of devices, where not 1: 2, or 1,1,0.5,1.")
-@offered.cluster_option("PLACEMENT is a model: schedule it on this cluster.")
+@click.option("-m", "--memory", default="", help="Memory of the devices: 6, or 6,4,4,2.")
+@click.option("--speed", default="", help="Speed of the devices: 2, or 1,1,0.5,1.")
+@arguments.cluster_option("PLACEMENT is a model: schedule it on this cluster.")
 @click.option(
     "--shape", default="auto", show_default=True, help="v, m, nn, k, y, x, loop, wave, tp."
 )
 @click.option(
-    "--plan", "plan", default="", help="What else a model needs: micro_batch=2,framework=…"
+    "--plan", "plan", default="", help="Other fields of the plan: micro_batch=2,framework=…"
 )
 @click.option("--infer", is_flag=True, help="Forward only.")
-@click.option("--split", is_flag=True, help="Gradients of inputs and of weights apart.")
-@click.option("--recompute", type=_DECIDE, default="auto", help="Run stages again; or decide it.")
-@click.option("--offload", type=_DECIDE, default="no", help="Keep on the host; or decide it.")
+@click.option(
+    "--split", is_flag=True, help="Split backward: input and weight gradients (zero bubble)."
+)
+@click.option(
+    "--recompute",
+    type=_DECIDE,
+    default="auto",
+    help="Recompute stages; auto: where memory needs it.",
+)
+@click.option(
+    "--offload", type=_DECIDE, default="no", help="Offload activations; auto: where it pays."
+)
 @click.option("--frozen", default="", help="Layers that are not trained: embedding+encoder.")
 @click.option("--overlap", type=click.Choice(["beside", "link", "stop"]), default="beside")
 @click.option("--method", default="search", show_default=True, help="See --methods.")
 @click.option("--methods", is_flag=True, help="List the methods.")
-@click.option("--compare", is_flag=True, help="All methods that fit, in one table.")
+@click.option("--compare", is_flag=True, help="Every method that applies, in one table.")
 @click.option(
     "--work",
     type=float,
     default=7.0,
     show_default=True,
-    help="Budget: solver steps and replayed orders in about CPU seconds, counted, not clocked.",
+    help="Budget in about CPU seconds, counted in solver steps: the same answer anywhere.",
 )
 @click.option(
     "--time",
     "time_limit",
     type=float,
     default=None,
-    help="Cap in seconds of the clock; the answer says where it was reached.",
+    help="Time limit in seconds; the answer says whether it was reached.",
 )
-@click.option("--no-cache", is_flag=True, help="Search again what was found before.")
+@click.option("--no-cache", is_flag=True, help="Do not use cached schedules.")
 @click.option("-o", "--output", type=FILE, multiple=True)
+@verbose_option
 @json_option
 def command(placement: str | None, **options: Any) -> None:
     """Find the order in which the blocks of PLACEMENT run for every micro-batch.
@@ -122,7 +140,7 @@ def _found(placement: str, options: dict[str, Any]) -> None:
             progress=lambda what, value, bound: tell(f"{what} {value:.4g}, bound {bound:.4g}"),
             **more,
         )
-    answer_result(found, options["as_json"])
+    answer_result(found, options["as_json"], options["verbose"])
     solved = found.every[0] if isinstance(found, ModelSchedule) else None
     for output in options["output"]:
         write(output, found.schedule, solved)
@@ -177,3 +195,73 @@ def _table(rows: list[tuple[str, Any]]) -> str:
     if not named:
         return table(head, cells)
     return table(("shape", *head), [(n, *c) for (n, _), c in zip(rows, cells, strict=True)])
+
+
+# Files of `-o`: a drawing, a plan, a placement, or actions by rank
+
+
+def write(output: Path, found: Any, solved: Any) -> None:
+    """A schedule in the form of the file's ending; `solved` where it is of a model."""
+    from foretell.io import write_atomically
+
+    if output.suffix in (".plan", ".toml"):
+        _write_plan(output, solved)
+    else:
+        text = _text(output, found, solved)
+        write_atomically(output, lambda file: file.write(text.encode()))
+    say(f"written: {output}")
+
+
+def _write_plan(output: Path, solved: Any) -> None:
+    from foretell.plan import save
+    from foretell.plan.stage_placement import as_degrees
+
+    if solved is None:
+        raise InputError(
+            f"`{output}` would be a plan, and a bare placement has no model to plan",
+            hint="give a model and --on CLUSTER, or write .svg, .csv or .json",
+        )
+    # a plain pipeline in degrees: other programs read that
+    save(as_degrees(solved.plan, solved.model.prices.workload) or solved.plan, output)
+
+
+def _text(output: Path, found: Any, solved: Any) -> str:
+    from foretell.search.schedule.problem import write as written
+    from foretell.search.schedule.schedule import svg
+
+    if output.suffix == ".csv":
+        return _actions(found, solved, with_comms=output.name.endswith(".comms.csv"))
+    if output.suffix == ".json":
+        return json.dumps(written(found.problem), indent=1) + "\n"
+    return svg(found)
+
+
+def _actions(found: Any, solved: Any, *, with_comms: bool) -> str:
+    """Actions as CSV: a row per rank, a cell per action."""
+    from foretell.plan.export import schedule_csv, with_messages
+    from foretell.search.schedule.schedule import actions
+
+    rows = solved.plan.actions if solved else actions(found)
+    if with_comms:
+        if not _is_line(found, solved, rows):
+            raise InputError(
+                "torch's runtime sends along one line of stages, each on one rank",
+                hint="leave .comms out, or run the plan with `foretell run`",
+            )
+        rows = with_messages(rows)
+    return schedule_csv(rows)
+
+
+def _is_line(found: Any, solved: Any, rows: Any) -> bool:
+    """Whether each stage follows the one before, on a rank of its own."""
+    from foretell.plan.stage_placement import edges
+    from foretell.search.schedule.schedule import after
+
+    if solved:
+        links = edges(solved.model.places, solved.model.prices.workload)
+        befores = [sorted(e.first for e in links if e.then == s) for s in range(len(links) + 1)]
+    else:
+        befores = [list(b) for b in after(found.problem)]
+    cells = [cell for row in rows for cell in row]
+    in_line = all(b == ([s - 1] if s else []) for s, b in enumerate(befores))
+    return in_line and len(set(cells)) == len(cells)

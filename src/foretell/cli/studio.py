@@ -13,9 +13,9 @@ from foretell.cli.output import FILE, real_option, say, working
 
 @click.command()
 @click.argument("files", nargs=-1, type=FILE)
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="0 takes a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="By default a free one.")
 @click.option("--most-mib", type=click.IntRange(min=1), default=256, show_default=True,
-              help="The largest file a browser may send.")  # fmt: skip
+              help="Limit of uploads.")  # fmt: skip
 @real_option
 @click.option("--open/--no-open", "opens", default=True, help="Open a browser at the page.")
 def command(

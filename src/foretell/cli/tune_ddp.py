@@ -19,11 +19,21 @@ TRIED = 4  # in all: as many copies of the model are held at once
 @click.command()
 @click.argument("script", type=FILE)
 @click.option("-n", "--ranks", type=click.IntRange(min=2), default=2, show_default=True)
-@click.option("--steps", type=click.IntRange(min=1), default=8, show_default=True, help="In a row.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Steps of a measured run.",
+)
 @click.option("--rounds", type=click.IntRange(min=2), default=5, show_default=True)
-@click.option("--network", default="loopback", help="200mbit: try a slower link (Linux, root).")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda where there is one.")
-@click.option("--timeout-s", type=float, default=600.0, show_default=True, help="Of each run.")
+@click.option("--network", default="loopback", help="Emulate a link: 200mbit (Linux, root).")
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="By default cuda where there is one."
+)
+@click.option(
+    "--timeout-s", type=float, default=600.0, show_default=True, help="Limit of each run."
+)
 @json_option
 def command(
     script: Path, ranks: int, steps: int, rounds: int, network: str, device: str | None,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from foretell.cli import offered
+from foretell.cli import arguments
+from foretell.cli.arguments import StepCommand, module_option
 from foretell.cli.output import (
     FILE,
     answer_result,
@@ -16,16 +17,17 @@ from foretell.cli.output import (
     verbose_option,
     write_output,
 )
-from foretell.cli.script import StepCommand, module_option
 
 
 @click.command(cls=StepCommand)
 @click.argument("file", type=FILE)
-@click.argument("specs", shell_complete=offered.changes, nargs=-1, required=True)
-@offered.cluster_option("The cluster the step runs on: a spec or a file.")
+@click.argument("specs", shell_complete=arguments.changes, nargs=-1, required=True)
+@arguments.cluster_option("The cluster the step runs on: a spec or a file.")
 @module_option
 @real_option
-@click.option("--real-mib", type=float, help="Of a trace: MiB at the measured peak of the step.")
+@click.option(
+    "--real-mib", type=float, help="Measured peak memory of the step, in MiB (of a trace)."
+)
 @output_option
 @verbose_option
 @json_option
@@ -52,7 +54,7 @@ def command(
 
     A spec is a name with options, such as faster:op=gemm,times=2 or remove:select=op=dropout*.
     """
-    from foretell.cli.script import load_step
+    from foretell.cli.arguments import load_step
     from foretell.whatif import parse
 
     changes = [parse(spec) for spec in specs]  # a wrong spec is refused before a trace is read

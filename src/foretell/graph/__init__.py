@@ -6,17 +6,25 @@ from foretell.graph.columns import (
     COLUMNS,
     NONE,
     BufferKind,
+    Buffers,
+    Drained,
     Dtype,
+    Edges,
+    Held,
     Kind,
     LaneKind,
+    Lanes,
+    Links,
+    Names,
     Phase,
     Source,
+    Used,
     WaitKind,
+    edges,
 )
 from foretell.graph.edit import Edit
 from foretell.graph.file import load, save
 from foretell.graph.graph import Graph, Task
-from foretell.graph.tables import Buffers, Drained, Edges, Held, Lanes, Links, Names, Used, edges
 from foretell.graph.text import parse, text
 from foretell.graph.verify import verify
 

@@ -19,11 +19,21 @@ from foretell.graph.columns import (
     NONE,
     Array,
     BufferKind,
+    Buffers,
+    Drained,
+    Edges,
+    Held,
     LaneKind,
+    Lanes,
+    Links,
+    Names,
+    Rows,
+    Used,
     WaitKind,
     code_of,
     coded,
     column,
+    edges,
     fitted,
     frozen,
     is_default,
@@ -31,18 +41,6 @@ from foretell.graph.columns import (
 )
 from foretell.graph.graph import Graph
 from foretell.graph.groups import group_text, ranks_of
-from foretell.graph.tables import (
-    Buffers,
-    Drained,
-    Edges,
-    Held,
-    Lanes,
-    Links,
-    Names,
-    Rows,
-    Used,
-    edges,
-)
 from foretell.graph.verify import verify
 
 

@@ -28,30 +28,28 @@ from foretell.graph.columns import (
     NONE,
     Array,
     BufferKind,
+    Buffers,
+    Drained,
+    Edges,
+    Held,
     Ids,
     LaneKind,
+    Lanes,
+    Links,
+    Rows,
+    Table,
     Tasks,
+    Used,
     WaitKind,
     code_of,
     coded,
     column,
+    edges,
     fitted,
     frozen,
     is_default,
 )
 from foretell.graph.graph import Graph, is_structure
-from foretell.graph.tables import (
-    Buffers,
-    Drained,
-    Edges,
-    Held,
-    Lanes,
-    Links,
-    Rows,
-    Table,
-    Used,
-    edges,
-)
 from foretell.graph.verify import verify
 
 Waits = tuple[Array, Array, Array, Array]  # waiting, after, lag, kind

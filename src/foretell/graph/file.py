@@ -21,11 +21,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from foretell.errors import GraphError, InputError
-from foretell.graph.columns import COLUMNS, Array, frozen
-from foretell.graph.fingerprint import arrays
-from foretell.graph.graph import Graph
-from foretell.graph.tables import (
+from foretell.graph.columns import (
+    COLUMNS,
     TYPES,
+    Array,
     Buffers,
     Drained,
     Edges,
@@ -35,7 +34,10 @@ from foretell.graph.tables import (
     Names,
     Table,
     Used,
+    frozen,
 )
+from foretell.graph.fingerprint import arrays
+from foretell.graph.graph import Graph
 from foretell.graph.text import as_json, parse, text
 from foretell.graph.verify import verify
 from foretell.io import checked, free_memory, open_file, write_atomically

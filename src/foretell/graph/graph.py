@@ -16,17 +16,25 @@ import numpy as np
 from foretell.errors import InputError
 from foretell.graph.columns import (
     COLUMNS,
+    NO_EDGES,
     NONE,
     Array,
+    Buffers,
+    Drained,
+    Edges,
+    Held,
     Ids,
     Kind,
+    Lanes,
+    Links,
+    Names,
     Phase,
+    Used,
     code_of,
     column,
     frozen,
     word_of,
 )
-from foretell.graph.tables import NO_EDGES, Buffers, Drained, Edges, Held, Lanes, Links, Names, Used
 
 if TYPE_CHECKING:
     from foretell.graph.edit import Edit

@@ -14,8 +14,8 @@ import numpy as np
 from foretell.graph.columns import Kind, word_of
 
 if TYPE_CHECKING:
+    from foretell.graph.columns import Table
     from foretell.graph.graph import Graph
-    from foretell.graph.tables import Table
 
 ROWS = 12  # shown of a table
 LONGEST = 60  # letters of a cell

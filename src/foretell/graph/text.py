@@ -27,9 +27,17 @@ import numpy as np
 
 from foretell.errors import GraphError, InputError, unknown
 from foretell.graph.build import Builder
-from foretell.graph.columns import COLUMNS, NONE, Array, BufferKind, LaneKind, WaitKind, word_of
+from foretell.graph.columns import (
+    COLUMNS,
+    NONE,
+    Array,
+    BufferKind,
+    LaneKind,
+    Rows,
+    WaitKind,
+    word_of,
+)
 from foretell.graph.graph import Graph
-from foretell.graph.tables import Rows
 from foretell.io import checked
 
 VERSION = 1

@@ -13,9 +13,8 @@ from enum import IntEnum
 import numpy as np
 
 from foretell.errors import GraphError
-from foretell.graph.columns import COLUMNS, NONE, Array, BufferKind, LaneKind, WaitKind
+from foretell.graph.columns import COLUMNS, NONE, Array, BufferKind, LaneKind, Rows, WaitKind
 from foretell.graph.graph import Graph
-from foretell.graph.tables import Rows
 from foretell.graph.wiring import Wiring, a_cycle, wiring
 
 _MOST = 1e150  # seconds of a task: sums and squares stay finite

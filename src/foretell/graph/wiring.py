@@ -15,9 +15,8 @@ from graphlib import CycleError, TopologicalSorter
 import numpy as np
 
 from foretell.compiled import B1, F1, I1, J1, U1, compiled
-from foretell.graph.columns import NONE, Array, WaitKind
+from foretell.graph.columns import NONE, Array, Edges, WaitKind, edges
 from foretell.graph.graph import Graph
-from foretell.graph.tables import Edges, edges
 
 
 @compiled

@@ -17,8 +17,18 @@ import numpy.typing as npt
 
 from foretell.cluster import Cluster
 from foretell.graph import COLUMNS, BufferKind, Buffers, Graph, Lanes, Names, assemble, edges
-from foretell.graph.columns import NONE, Kind, LaneKind, Phase, Source, code_of, coded
-from foretell.graph.tables import Held, Links, Used
+from foretell.graph.columns import (
+    NONE,
+    Held,
+    Kind,
+    LaneKind,
+    Links,
+    Phase,
+    Source,
+    Used,
+    code_of,
+    coded,
+)
 from foretell.plan.costs import Costs
 from foretell.plan.layer_cost import LayerCost
 from foretell.plan.order import BACKWARD, FORWARD, WEIGHT

@@ -64,6 +64,7 @@ class Line:
     zero: float = 0.0
     seconds: float | None = None  # the timeline's own where it is not given
     parts: Values | None = None  # where the step goes (→ foretell.report.summary)
+    has_memory: bool = True  # whether its buffers say what the step holds
 
     @property
     def inside(self) -> Timeline:
@@ -254,7 +255,7 @@ def page(timelines: Named, content: Content | None = None) -> str:
 def numbers(timelines: Named, content: Content) -> dict[str, Any]:
     """Every number of the page but the spans: those are in a trace."""
     lines = lines_of(timelines)
-    memory = [c for line in lines for c in curves(line.name, line.timeline)]
+    memory = [c for line in lines if line.has_memory for c in curves(line.name, line.timeline)]
     pairs = itertools.pairwise(lines)
     return {
         "title": content.title,

@@ -170,10 +170,10 @@ def timeline_summary(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def timeline_text(answer: dict[str, Any]) -> str:
-    """A timeline's summary for a terminal; ranks that do alike share a row."""
+def timeline_text(answer: dict[str, Any], verdict: str) -> str:
+    """A timeline's summary for a terminal, below its verdict; ranks that do alike share a row."""
     total = answer["step_s"] or 1.0
-    parts = [f"step {words.seconds(answer['step_s'])}, {answer['tasks']:,} tasks"]
+    parts = [words.fitted(verdict)]
     ranks = _alike([(r["rank"], _rank_row(r)) for r in answer["ranks"]])
     parts.append(table(_RANK_COLUMNS, ranks[:12]))
     lanes = sorted(answer["lanes"], key=lambda b: (-b["share"], b["rank"]))

@@ -6,6 +6,7 @@ Conversion from base units happens here and nowhere else.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ _COUNTS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 _LONG = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+_MEASURE = re.compile(r"(?<=\d) (?=%|×|[µmn]?s\b|min\b|h\b|d\b|[KMGT]?i?B\b|CPU-s\b|[kMGT] )")
 LONG = 120.0  # seconds from which on a duration is given in minutes, hours and days
 
 
@@ -84,6 +86,11 @@ def count(value: float) -> str:
     return f"{value:g}"
 
 
+def tokens(value: float) -> str:
+    """3e11 → `300 B`: a billion is B where tokens and parameters are counted."""
+    return count(value).replace("G", "B").replace("k", "K")
+
+
 def strategy(name: str) -> str:
     """`zero+tensor` → `ZeRO-1 + TP`; what is before a colon stays."""
     before, colon, last = name.rpartition(": ")
@@ -121,14 +128,22 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title or None, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    cells = [[shown(str(cell)) for cell in row] for row in rows]
+    wide = sum(
+        3 + max(len(heading.rstrip(">")), *(len(row[k]) for row in cells if k < len(row)), 0)
+        for k, heading in enumerate(columns)
+    )
+    made = Table(
+        title=title or None, box=SIMPLE_HEAD, title_justify="left", pad_edge=False,
+        collapse_padding=wide > width(),  # two spaces between columns instead of three
+    )  # fmt: skip
     for heading in columns:
         is_number = heading.endswith(">")
         made.add_column(
             heading.rstrip(">"), justify="right" if is_number else "left", no_wrap=is_number
         )
-    for row in rows:
-        made.add_row(*(Text(shown(str(cell))) for cell in row))
+    for row in cells:
+        made.add_row(*map(Text, row))
     return f"\n{rendered(made)}"
 
 
@@ -150,13 +165,31 @@ def width() -> int:
     return min(shutil.get_terminal_size((80, 24)).columns, 100)
 
 
-def wrapped(text: str) -> str:
-    """A sentence in lines that fit the terminal; those after the first are set in."""
+def listed(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and what is known of each beside them, in lines that fit the terminal."""
+    wide = max(len(name) for name, _ in rows) + 2
+    return "\n".join(wrapped(f"  {name:<{wide}}{text}", " " * (wide + 2)) for name, text in rows)
+
+
+def wrapped(text: str, indent: str = "  ") -> str:
+    """A sentence in lines that fit the terminal; a number stays with its unit."""
     import textwrap
 
-    return textwrap.fill(
-        text, width(), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    whole = _MEASURE.sub("\0", text)
+    lines = textwrap.wrap(
+        whole, width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+    return "\n".join(lines).replace("\0", " ")
+
+
+def plan_text(text: str) -> str:
+    """A plan in lines that fit the terminal, broken after commas: it can be copied in quotes."""
+    lines = [""]
+    for part in re.split("(?<=,)", text):
+        if lines[-1].strip() and len(lines[-1]) + len(part) > width():
+            lines.append("  ")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def fitted(text: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from foretell.advise import TRIED, Step
+from foretell.advise import TRIED, Recommendations, Step
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.report.page import packed
@@ -23,6 +23,7 @@ from foretell.studio.desk import Desk, built, opened, predicted
 from foretell.studio.jobs import Jobs
 from foretell.studio.machines import Machines
 from foretell.studio.uploads import known
+from foretell.survey.survey import known_outcome
 from foretell.whatif import ordered, parse
 
 MOST_SPECS, LONGEST = 24, 300
@@ -94,25 +95,33 @@ def _choices(studio: Studio, request: Request) -> dict[str, Any]:
 
 def _whatif(studio: Studio, request: Request) -> dict[str, Any]:
     """The step with changes made, under the keys of `foretell whatif --json`."""
-    step, specs = _step(studio, request), changes(request)
-    found = predicted(step, specs)
+    step, specs, advised = _step(studio, request), changes(request), _advised(studio, request)
+    found = (known_outcome(step, specs, advised) if advised else None) or predicted(step, specs)
     code = [line for spec in specs if (line := parse(spec).code)]
     return {**found, "specs": list(specs), "code": code}
 
 
 def _view(studio: Studio, request: Request) -> str:
     """Everything a report shows of the step and its changes, packed as in a report."""
-    step, specs = _step(studio, request), changes(request)
+    step, specs, advised = _step(studio, request), changes(request), _advised(studio, request)
+    return packed(views.step(step, specs, advised))
+
+
+def _advised(studio: Studio, request: Request) -> Recommendations | None:
+    """The answer of the search that tried every change on the step, where it is done."""
     job = text(request, "advice")
-    advised = studio.jobs[job].answer if job in studio.jobs else None
-    loaded = studio.desk.step(text(request, "step"))
-    return packed(views.step(loaded.name, step, loaded.measured, specs, advised))
+    found = studio.jobs[job].answer if job in studio.jobs else None
+    return found if isinstance(found, Recommendations) else None
 
 
 def _rank(studio: Studio, request: Request) -> dict[str, str]:
-    """Try every change on a step, in a process of its own."""
-    step = _step(studio, request)
-    return {"job": studio.jobs.start("changes", partial(views.ranked, step))}
+    """Try every change on a step, in a process of its own; once, however often it is asked for."""
+    key = text(request, "step"), text(request, "cluster")
+    job = studio.desk.rankings.get(key, "")
+    if job not in studio.jobs or studio.jobs[job].state not in ("running", "done"):
+        job = studio.jobs.start("changes", partial(views.ranked, _step(studio, request)))
+        studio.desk.rankings[key] = job
+    return {"job": job}
 
 
 def _cluster_text(studio: Studio, request: Request) -> dict[str, Any]:
@@ -224,10 +233,10 @@ def _export(studio: Studio, request: Request) -> dict[str, Any]:
         raise InputError(
             f"`{form[:40]}` cannot be exported", hint="report, trace, plan or settings can"
         )
-    loaded = studio.desk.step(text(request, "step"))
-    name = known(loaded.name.partition(".")[0])
+    step = _step(studio, request)
+    name = known(step.name.partition(".")[0])
     name += ".html" if form == "report" else ".trace.json.gz"
-    views.write(_step(studio, request), loaded, changes(request), folder / name)
+    views.write(step, changes(request), folder / name)
     return {"file": name}
 
 

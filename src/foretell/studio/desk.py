@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from foretell.advise import Loaded, Step, load
+from foretell.advise import Step
 from foretell.cluster import Cluster
 from foretell.cost import price
 from foretell.errors import InputError
@@ -41,23 +41,24 @@ class Desk:
     """Everything the studio holds."""
 
     folder: Path
-    steps: dict[str, Loaded] = field(default_factory=dict)
+    steps: dict[str, Step] = field(default_factory=dict)
     scenarios: list[Scenario] = field(default_factory=list)
+    rankings: dict[tuple[str, str], str] = field(default_factory=dict)  # step, cluster: its job
     lock: threading.RLock = field(default_factory=threading.RLock)
     _numbers: Any = field(default_factory=lambda: itertools.count(1))
     _saved: Any = field(default_factory=lambda: itertools.count(1))
     _placed: dict[tuple[str, str], Step] = field(default_factory=dict)
 
-    def add(self, loaded: Loaded) -> str:
+    def add(self, step: Step) -> str:
         """Put a step on the desk; its number."""
         with self.lock:
             if len(self.steps) >= MOST_STEPS:
                 self.steps.pop(next(iter(self.steps)))
             key = str(next(self._numbers))
-            self.steps[key] = loaded
+            self.steps[key] = step
             return key
 
-    def step(self, key: str | None) -> Loaded:
+    def step(self, key: str | None) -> Step:
         """The step of a number."""
         with self.lock:
             if key not in self.steps:
@@ -66,7 +67,7 @@ class Desk:
 
     def on(self, key: str | None, cluster: Cluster | None) -> Step:
         """The step of a number, priced on a cluster where one is chosen and it has no prices."""
-        step = self.step(key).step
+        step = self.step(key)
         if cluster is None:
             return step
         place = (str(key), cluster.fingerprint())
@@ -79,7 +80,7 @@ class Desk:
         with self.lock:
             if len(self._placed) >= MOST_STEPS:
                 self._placed.clear()
-            return self._placed.setdefault(place, Step(graph, cluster, step.baseline))
+            return self._placed.setdefault(place, replace(step, graph=graph, cluster=cluster))
 
     def save(self, title: str, key: str, found: dict[str, Any]) -> Scenario:
         """Keep an outcome to be compared."""
@@ -105,14 +106,13 @@ def opened(
 
     `real` is the measured time of a step without the profiler, in seconds.
     """
-    found = call(load, path, cluster, real)
-    return desk.add(Loaded(name, found.step, found.measured))
+    return desk.add(replace(call(Step.from_file, path, cluster, real), name=name))
 
 
 def built(desk: Desk, workload: str, plan: str, cluster: Cluster) -> str:
     """Put the step of a workload under a plan on the desk."""
     graph = call(_lowered, workload, plan, cluster)
-    return desk.add(Loaded(f"{workload} {plan}".strip()[:LONGEST], Step(graph, cluster)))
+    return desk.add(Step(graph, cluster, name=f"{workload} {plan}".strip()[:LONGEST]))
 
 
 def _lowered(workload: str, plan: str, cluster: Cluster) -> Graph:

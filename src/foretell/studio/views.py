@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretell.advise import TRIED, Loaded, Recommendations, Step, advise
+from foretell.advise import TRIED, Recommendations, Step, advise
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.report import words
 from foretell.report.page import Content, Line, columns, numbers, packed
-from foretell.simulate import Timeline, simulate
+from foretell.simulate import simulate
 from foretell.survey.survey import survey
 
 if TYPE_CHECKING:
@@ -25,15 +25,9 @@ MOST_SPANS = 120_000  # of one view
 
 
 @lru_cache(6)
-def step(
-    name: str,
-    of: Step,
-    measured: Timeline | None,
-    specs: tuple[str, ...],
-    advised: Recommendations | None,
-) -> dict[str, Any]:
+def step(of: Step, specs: tuple[str, ...], advised: Recommendations | None) -> dict[str, Any]:
     """The diagnosis of a step and what changes make of it: what a report of them shows."""
-    found = survey([Loaded(name, of, measured)], specs, advice=False, advised=advised)
+    found = survey([of], specs, advice=False, advised=advised)
     return _page(found.timelines, found.content)
 
 
@@ -62,12 +56,11 @@ def shown_answer(answer: Any) -> Any:
     return answer
 
 
-def write(of: Step, loaded: Loaded, specs: Sequence[str], path: Path) -> None:
+def write(of: Step, specs: Sequence[str], path: Path) -> None:
     """A report or a trace of what is shown."""
     from foretell.report import write as write_report
 
-    one = Loaded(loaded.name, of, loaded.measured)
-    found = survey([one], specs, advice=path.suffix == ".html")
+    found = survey([of], specs, advice=path.suffix == ".html")
     write_report(found.timelines, path, found.content)
 
 
@@ -256,9 +249,3 @@ def _beats(a: dict[str, Any], b: dict[str, Any]) -> bool:
 def _marks(row: dict[str, Any]) -> tuple[float, float, float]:
     cost = row["cost"] if row["cost"] is not None else row["gpus"] / row["samples_per_s"]
     return 1 / row["samples_per_s"], row["peak_bytes"], cost
-
-
-def best(rows: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """The row with the highest throughput that fits and has a plan."""
-    fitting = [r for r in rows if r["fits"] and r["plan"]]
-    return max(fitting, key=lambda r: float(r["samples_per_s"]), default=None)

@@ -1,15 +1,22 @@
-"""A budget for a step: limits, the prediction, and whether it stays under them."""
+"""A budget for a step: limits, the prediction, and whether it stays under them; also for CI.
+
+Verdicts are printed, or written as JUnit's XML and as Markdown for a summary of CI.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from xml.sax.saxutils import escape, quoteattr
 
 from foretell.cluster.toml import read
 from foretell.errors import InputError
 from foretell.report import words
+
+Rows = Sequence[tuple[str, bool, str]]  # (name, passed, sentence)
+_LEGAL = {chr(c): None for c in range(32) if c not in (9, 10, 13)}  # what XML cannot hold
 
 
 @dataclass(frozen=True)
@@ -70,3 +77,44 @@ def verdicts(found: Mapping[str, Any], limits: Mapping[str, float], surely: bool
 
 def _range(found: Mapping[str, Any], name: str) -> tuple[float | None, float | None]:
     return (found["low_s"], found["high_s"]) if name == "step" else (None, None)
+
+
+def junit(rows: Rows, suite: str) -> str:
+    """The XML that CI servers read."""
+    failed = sum(not passed for _, passed, _ in rows)
+    name = quoteattr(_clean(suite))
+    lines = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        f'<testsuites tests="{len(rows)}" failures="{failed}">',
+        f'<testsuite name={name} tests="{len(rows)}" failures="{failed}" errors="0" skipped="0">',
+    ]
+    for test, passed, sentence in rows:
+        text = _clean(sentence)
+        body = f"<system-out>{escape(text)}</system-out>"
+        if not passed:
+            body = f"<failure message={quoteattr(text)}>{escape(text)}</failure>"
+        case = f"<testcase classname={name} name={quoteattr(_clean(test))}>"
+        lines.append(f"{case}{body}</testcase>")
+    return "\n".join([*lines, "</testsuite>", "</testsuites>", ""])
+
+
+def markdown(rows: Rows, title: str) -> str:
+    """A table for a summary."""
+    lines = [f"### foretell: {_cell(title)}", "", "| budget | verdict | |", "|---|---|---|"]
+    for test, passed, sentence in rows:
+        lines.append(
+            f"| {_cell(test)} | {'✅ under' if passed else '❌ over'} | {_cell(sentence)} |"
+        )
+    return "\n".join([*lines, "", ""])
+
+
+def _clean(text: str) -> str:
+    return text.translate(str.maketrans(_LEGAL))  # type: ignore[arg-type]
+
+
+def _cell(text: str) -> str:
+    """Text that cannot leave its cell."""
+    plain = escape(_clean(text).replace("\n", " "))
+    for sign in "\\`*_[]|":
+        plain = plain.replace(sign, f"\\{sign}")
+    return plain

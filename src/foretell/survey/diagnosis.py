@@ -36,6 +36,7 @@ from foretell.whatif.machine import device_of
 
 TOP = 24  # kernels in the table
 GAPS = 12  # idle gaps listed, the longest first
+NEGLIGIBLE = 5e-4  # of the step: idle time of a cause that is not listed
 PACE = 4e-6  # seconds: a shorter gap is the device's own pace from one kernel to the next
 SMALL = 5e-6  # seconds: a kernel this short is bound by its own start
 BUSY = 0.8  # a device that computes this share of the step binds it, where no host is simulated
@@ -419,7 +420,7 @@ def _idle(case: _Case) -> dict[str, Any]:
     return {
         "rank": case.rank if len(np.unique(around.graph.rank)) > 1 else None,
         "seconds": sum(float(c["seconds"]) for c in causes),
-        "causes": [c for c in causes if c["seconds"] > 0],
+        "causes": [c for c in causes if c["seconds"] > NEGLIGIBLE * case.window.seconds],
         "gaps": _longest(around, device, start, end, parts),
     }
 

@@ -104,15 +104,25 @@ def ranks_table(line: Timeline, waits: Waits, facts: Any) -> list[dict[str, Any]
     if len(ranks) < 2:
         return []
     caused, measured = _caused(line, waits, ranks), _measured(facts)
+    quiet = _quiet(line)
     return [
         {
             "rank": part.rank, "compute_s": part.compute, "exposed_s": part.exposed,
-            "hidden_s": part.hidden, **_rest(line, part.rank, waits.of(part.rank)),
+            "hidden_s": part.hidden, **_rest(line, part.rank, waits.of(part.rank), quiet),
             "waited_for_s": caused.get(part.rank, 0.0),
             "measured_waited_for_s": measured.get(part.rank),
         }
         for part in breakdown(line)[:MOST_RANKS]
     ]  # fmt: skip
+
+
+def _quiet(line: Timeline) -> float:
+    """Seconds in which no rank works; endless where hosts are simulated, which explain pauses."""
+    kind = line.graph.kind
+    if np.isin(kind, (Kind.HOST, Kind.LOAD)).any():
+        return float("inf")
+    works = kind != Kind.SYNC
+    return max(line.seconds - covered(line.start[works], line.end[works]), 0.0)
 
 
 def _caused(line: Timeline, waits: Waits, ranks: Array) -> dict[int, float]:
@@ -140,16 +150,20 @@ def _busy(line: Timeline, rank: int) -> Array:
     return _mine(line.graph, rank) & np.isin(line.graph.kind, (*DEVICE, *COMMUNICATION))
 
 
-def _rest(line: Timeline, rank: int, waits: tuple[Array, Array]) -> dict[str, float]:
-    """Idle time of a rank's device by cause: other ranks, its CPU, or none."""
+def _rest(line: Timeline, rank: int, waits: tuple[Array, Array], quiet: float) -> dict[str, float]:
+    """Idle time of a rank's device by cause: other ranks, its CPU, or none.
+
+    It waits in collectives and, beyond the `quiet` seconds in which no rank works, for stages.
+    """
     busy = _busy(line, rank)
     host = _mine(line.graph, rank) & ~busy & (line.graph.kind != Kind.SYNC)
     parts = [(line.start[busy], line.end[busy]), waits, (line.start[host], line.end[host])]
     whole = [covered(*map(np.concatenate, zip(*parts[:k], strict=True))) for k in (1, 2, 3)]
+    nothing = max(line.seconds - whole[2], 0.0)
     return {
-        "waits_s": whole[1] - whole[0],
+        "waits_s": whole[1] - whole[0] + max(nothing - quiet, 0.0),
         "host_s": whole[2] - whole[1],
-        "idle_s": max(line.seconds - whole[2], 0.0),
+        "idle_s": min(nothing, quiet),
     }
 
 

@@ -6,13 +6,13 @@ Without given changes, the best combination found is shown as the step after.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from foretell.advise import TRIED, Loaded, Recommendations, Step, advise, gain, peak, shown
+from foretell.advise import TRIED, Recommendations, Step, advise, gain, peak, shown, unfollowed
 from foretell.baseline import steady_seconds
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
@@ -22,10 +22,15 @@ from foretell.survey.diagnosis import diagnose
 from foretell.survey.inputs import Drawn
 from foretell.survey.memory import tape_curves
 from foretell.survey.window import Window, measured, window
-from foretell.whatif import WhatIf, applied, parse, tried
+from foretell.whatif import WhatIf, applied, ordered, parse, tried
+from foretell.whatif.registry import check
 
 Progress = Callable[[str], None]
 CURRENT = "current step"
+_UNKNOWN = (
+    "memory with {} is unknown: that of a captured step follows amp, compile, tf32 and "
+    "channels-last; profile the step to see more"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +42,7 @@ class Survey:
 
 
 def survey(
-    loaded: Sequence[Loaded],
+    steps: Sequence[Step],
     specs: Sequence[str] = (),
     drawn: Drawn | None = None,
     *,
@@ -50,11 +55,11 @@ def survey(
     `advised` has the outcome of these trials, where it is known.
     """
     drawn = drawn or Drawn()
-    if advice and advised is None and loaded:
-        advised = advise(loaded[0].step, TRIED, progress)
+    if advice and advised is None and steps:
+        advised = advise(steps[0], TRIED, progress)
     progress("simulating")
-    found = [_answers(one, specs, None if k else advised) for k, one in enumerate(loaded)]
-    names = [one.name for one in loaded] or [d["name"] for d in _all(drawn)]
+    found = [_answers(one, specs, None if k else advised) for k, one in enumerate(steps)]
+    names = [one.name for one in steps] or [d["name"] for d in _all(drawn)]
     content = Content(
         title=", ".join(names[:3]),
         figures=[f for t in found for f in t.figures] or _plan_figures(drawn),
@@ -89,11 +94,10 @@ class _Answers:
     memory: list[dict[str, Any]]
 
 
-def _answers(loaded: Loaded, specs: Sequence[str], advised: Recommendations | None) -> _Answers:
-    step = loaded.step
+def _answers(step: Step, specs: Sequence[str], advised: Recommendations | None) -> _Answers:
     changes = tuple(parse(spec) for spec in specs) or _best(advised)
     now = window(step, step.graph)
-    lines = [measured(loaded.measured)] if loaded.measured else []
+    lines = [measured(step.measured)] if step.measured else []
     lines.append(now.shown(CURRENT))
     graphs = [(CURRENT, step.graph)]
     assumed, left = [], []
@@ -102,10 +106,12 @@ def _answers(loaded: Loaded, specs: Sequence[str], advised: Recommendations | No
         changes = tuple(made)
         left = [f"{spec} could not be tried: {reason}" for spec, reason in refused]
         name = "with " + " ".join(map(str, changes))
-        lines.append(window(step, after).shown(name))
+        unknown = unfollowed(after) if len(after.buffers) else []
+        lines.append(replace(window(step, after).shown(name), has_memory=not unknown))
+        left += [_UNKNOWN.format(", ".join(unknown))] if unknown else []
         graphs.append((name, after))
         assumed = [f"assuming {text}" for change in changes for text in change.assumes]
-    found = diagnose(step, now, advised) | {"compared": compared(loaded)}
+    found = diagnose(step, now, advised) | {"compared": compared(step)}
     found |= {"lower_memory": _lower_memory(step, advised)}
     return _Answers(
         lines,
@@ -169,12 +175,11 @@ def _lines(drawn: Drawn) -> list[Line]:
     return [*(Line(*one) for one in others), _last(drawn).shown(name)]
 
 
-def compared(loaded: Loaded) -> list[dict[str, Any]]:
+def compared(step: Step) -> list[dict[str, Any]]:
     """Measured beside predicted: the step as profiled, and without the profiler."""
-    step = loaded.step
-    if loaded.measured is None or step.baseline is None:
+    if step.measured is None or step.baseline is None:
         return []
-    graph = loaded.measured.graph
+    graph = step.measured.graph
     return [
         {"what": "with the profiler", "measured_s": float(graph.facts["measured"]),
          "predicted_s": steady_seconds(graph)},
@@ -230,10 +235,30 @@ def changed(step: Step, specs: tuple[str, ...]) -> Graph:
     return graph
 
 
-@lru_cache(12)  # each a graph of its own, laid out three times over
+@lru_cache(24)  # each a graph of its own
 def _tried(step: Step, specs: tuple[str, ...]) -> tuple[Graph, list[WhatIf], list[tuple[str, str]]]:
-    """The step with those changes made that can be, which they are, and why others are not."""
-    return tried([parse(spec) for spec in specs], step.graph, step.setting)
+    """The step with those changes made that can be, which they are, and why others are not.
+
+    The last of them is made on top of the others, which are remembered too.
+    """
+    changes = ordered([parse(spec) for spec in specs])
+    check(changes)
+    graph, last = step.graph, changes
+    made: list[WhatIf] = []
+    refused: list[tuple[str, str]] = []
+    if len(changes) > 1:
+        try:
+            graph, made, refused = _tried(step, tuple(map(str, changes[:-1])))
+        except ForetellError:  # none of the others can be made
+            return tried(changes, step.graph, step.setting)
+        last = changes[-1:]
+    try:
+        graph, more, _ = tried(last, graph, step.setting)
+    except ForetellError as error:
+        if not made:
+            raise
+        return graph, made, [*refused, (str(last[0]), error.message)]
+    return graph, [*made, *more], refused
 
 
 def per(changes: Sequence[WhatIf]) -> str:
@@ -253,16 +278,37 @@ def outcome(
     seconds = step.predicted(after)
     low, high = step.interval(after, changes) if changes else (seconds, seconds)
     return {
-        "changes": [str(change) for change in changes],
-        "baseline_s": step.seconds,
+        **_plain(step, changes),
         "predicted_s": seconds,
         "low_s": low,
         "high_s": high,
         "gain": gain(step, changes, seconds),
-        "per": per(changes),
         "peak_bytes": peak(after) if memory else None,
+    }
+
+
+def _plain(step: Step, changes: Sequence[WhatIf]) -> dict[str, Any]:
+    """What an outcome says of its changes and of the step before them."""
+    return {
+        "changes": [str(change) for change in changes],
+        "baseline_s": step.seconds,
+        "per": per(changes),
         "assumptions": [text for change in changes for text in change.assumes],
     }
+
+
+def known_outcome(
+    step: Step, specs: Sequence[str], advised: Recommendations
+) -> dict[str, Any] | None:
+    """The outcome of changes that were tried already, as `outcome` gives it; None where not."""
+    tried_before = (*advised.ranked, *advised.path, *([advised.best] if advised.best else []))
+    for one in tried_before:
+        if [str(change) for change in one.changes] == list(specs):
+            times = {"predicted_s": one.seconds, "low_s": one.low, "high_s": one.high}
+            return _plain(step, one.changes) | times | {
+                "gain": one.gain, "peak_bytes": one.peak_bytes
+            }  # fmt: skip
+    return None
 
 
 def applies(step: Step, spec: str) -> str:

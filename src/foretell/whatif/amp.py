@@ -310,7 +310,8 @@ def _insert_casts(
     edit: Edit, graph: Graph, casts: list[tuple[int, Cast]], host: float, phase: str
 ) -> None:
     """Casts before some kernels, each with its call."""
-    casts = [pair for pair in casts if launch_of(graph, np.array(pair[:1]))[0] >= 0]
+    launches = launch_of(graph, np.array([task for task, _ in casts], np.int64)).tolist()
+    casts = [pair for pair, launch in zip(casts, launches, strict=True) if launch >= 0]
     if not casts:
         return
     before = np.array([task for task, _ in casts])

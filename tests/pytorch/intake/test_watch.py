@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 
 from click.testing import CliRunner
 
+from foretell.cli.arguments import ScriptCommand
 from foretell.cli.main import foretell
-from foretell.cli.script import ScriptCommand
 from foretell.errors import InputError
 from foretell.pytorch.intake.files import Journal, undo
 from foretell.pytorch.intake.watch import Pattern, repeated

@@ -17,7 +17,7 @@ const CAUSES = {
   "other ranks": "ranks that arrive later at a collective",
   bubble: "other ranks: stages of the pipeline before or behind it",
   "between kernels": "the next kernel: gaps below 4 µs that every stream of kernels has",
-  unexplained: "measured, and not explained by the simulation",
+  unexplained: "part of the step time that the simulated tasks do not explain",
 };
 const joined = text => text.replaceAll(" ", "\u00a0"); // a name that is not broken over two lines
 function gaps(idle) {
@@ -298,6 +298,7 @@ function collectives(rows, machines) {
     "communication",
     "Communication",
     "Collectives of the first rank. Bandwidth is message bytes over time, NCCL's algorithm bandwidth. Possible is what the links of the machines" + (on ? " (" + on + ")" : "") + " allow undisturbed. Exposed: no kernel runs meanwhile." +
+      (rows.some(r => !r.bytes) ? " Bytes are left out where a plan gives only the time of a layer's collectives." : "") +
       (faster ? " More than possible was reached: the machines are others than assumed; name yours with --on." : ""),
     table(
       ["collective", "ranks>", "calls>", "bytes>", "time>", "exposed>", "bandwidth>", "possible>", "of possible>"],
@@ -335,7 +336,7 @@ function rankTable(ranks, step, verdict) {
   return section(
     "ranks",
     "Ranks",
-    said + " A rank waits while it has arrived at a collective and another has not.",
+    said + " A rank waits for others in collectives that they have not reached, and in a pipeline's bubbles.",
     bars(rows, parts, Math.max(step, 1e-12), "Where the step of each rank goes. " + said, time),
     ranks.length > drawn.length ? el("p", { class: "soft", text: drawn.length + " of " + ranks.length + " ranks are drawn" }) : null,
     folded(

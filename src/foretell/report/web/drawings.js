@@ -14,7 +14,7 @@ function schedule(s) {
     high = s.devices * row,
     svg = chart(
       width,
-      high + 44,
+      high + 24,
       "Schedule " +
         s.name +
         ": " +
@@ -105,14 +105,9 @@ function schedule(s) {
       class: "soft",
       text: s.unit ? "" : "makespan " + said(s.makespan),
     }),
-    draw("text", {
-      x: left,
-      y: high + 38,
-      class: "soft",
-      text: "a number is a micro-batch: forward; b backward, w weight gradient; odd micro-batches are darker",
-    }),
   );
-  return scrolled(svg, width);
+  const how = "A number is a micro-batch: forward; b backward, w weight gradient; odd micro-batches are darker.";
+  return el("div", {}, scrolled(svg, width), el("p", { class: "soft", text: how }));
 }
 // The machines of a plan: nodes with their ranks, what joins them inside, switches between nodes.
 const DEVICE = { width: 100, height: 44 },

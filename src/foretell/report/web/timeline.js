@@ -1,4 +1,4 @@
-// The timeline in hand: moved, zoomed, searched and asked, by mouse and by keys.
+// The timeline in hand: moved, zoomed, searched and queried, by mouse and by keys.
 function timelines(lines) {
   lines.forEach(prepared);
   const first = -Math.max(...lines.map(l => l.zero), 0),
@@ -36,12 +36,12 @@ function timelines(lines) {
   const keys = el("ul", { class: "legend", "aria-hidden": "true" }),
     found = el("span", { class: "soft", role: "status" });
   const v = { canvas, rows, spacer, state, made: rowsOf(lines, false), hues: new Map(), matches: new Map() };
-  let asked = 0;
+  let frame = 0;
 
   const redraw = () => {
-    if (!asked)
-      asked = requestAnimationFrame(() => {
-        asked = 0;
+    if (!frame)
+      frame = requestAnimationFrame(() => {
+        frame = 0;
         paint(v);
       });
   };

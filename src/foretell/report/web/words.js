@@ -1,9 +1,11 @@
 // Words and elements: numbers as people write them, nodes made without any markup from data.
+const MEASURE = /(\d) (?=(?:%|×|[µmn]?s|min|h|d|[KMGT]?i?B(?:\/s)?|[kMGTP]?flop(?:\/s)?)(?![\w/]))/g;
+const kept = text => String(text).replace(MEASURE, "$1\u00a0"); // a number stays with its unit
 const el = (tag, props = {}, ...kids) => {
   const made = document.createElement(tag);
   for (const [key, value] of Object.entries(props)) {
     if (key === "class") made.className = value || "";
-    else if (key === "text") made.textContent = value;
+    else if (key === "text") made.textContent = tag === "p" ? kept(value) : value;
     else if (key === "style") made.style.cssText = value; // not an attribute: policies forbid those
     else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else if (value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);

@@ -11,11 +11,11 @@ let state = { ...START },
   gains = {}, // of each change, where every one was tried
   refused = {}; // why a change does not apply
 
-async function ask(name, asked = {}) {
+async function ask(name, request = {}) {
   const answer = await fetch(base + "call/" + name, {
     method: "POST",
     headers: { "Content-Type": "application/json" },
-    body: JSON.stringify(asked),
+    body: JSON.stringify(request),
   });
   if (!answer.ok) throw new Error("the studio refused the call (" + answer.status + ")");
   if ((answer.headers.get("Content-Type") || "").startsWith("text/plain")) return unpacked(await answer.text());
@@ -56,7 +56,8 @@ function show(tab) {
   dispatchEvent(new Event("resize"));
 }
 const specs = () => [...state.changes, ...state.own.split(/\s+/).filter(Boolean)];
-const stepAsked = () => ({ step: state.step, cluster: state.on, changes: specs() });
+const tried = () => advice[state.step + " " + state.on] || {}; // the search that tried every change
+const stepAsked = () => ({ step: state.step, cluster: state.on, changes: specs(), advice: tried().done ? tried().job : "" });
 
 // The step: the number first; what explains it follows, so that a drawing delays nothing.
 async function renew() {
@@ -90,9 +91,7 @@ function quick(found) {
   return list;
 }
 async function detail(mine) {
-  const key = state.step + " " + state.on,
-    job = advice[key],
-    D = await ask("view", { ...stepAsked(), advice: job && job.done ? job.job : "" });
+  const D = await ask("view", stepAsked());
   if (mine !== asking) return;
   by("contents").replaceChildren();
   redrawers.length = 0;
@@ -241,9 +240,9 @@ function machinePicker(place, prefix, value, changed) {
     area = el("textarea", { id: prefix + "text", spellcheck: "false" });
   kind.value = value.gpu;
   const spec = () => (kind.value ? kind.value + (many.value ? ":gpus=" + many.value : "") : ""),
-    tell = async asked => {
+    tell = async request => {
       try {
-        const found = await ask("cluster", asked);
+        const found = await ask("cluster", request);
         says.textContent = found.ranks
           ? Object.entries(found.devices).map(([n, k]) => k + " × " + n).join(", ") + " on " + plural(found.nodes, "node") + (found.price ? ", " + Math.round(found.price) + " $/h" : "")
           : "";
@@ -354,11 +353,11 @@ function chosen() {
 // Layouts: points by time, memory and cost while they are found; one of them opens.
 let job = "";
 async function explore() {
-  const asked = { workload: workload(), cluster: machines(), planner: state.planner, gpus: state.gpus };
+  const request = { workload: workload(), cluster: machines(), planner: state.planner, gpus: state.gpus };
   by("layouts-empty").hidden = true;
   by("job-says").textContent = "starting";
   try {
-    job = (await ask("explore", asked)).job;
+    job = (await ask("explore", request)).job;
   } catch (error) {
     by("job-says").textContent = error.message;
     return;
@@ -530,9 +529,9 @@ async function settings(plan, to) {
     by("plan-says").textContent = error.message;
   }
 }
-async function keep(asked) {
+async function keep(request) {
   try {
-    await ask("save-plan", asked);
+    await ask("save-plan", request);
     by("plan-says").textContent = "saved: see Compare";
   } catch (error) {
     by("plan-says").textContent = error.message;
@@ -597,10 +596,10 @@ async function compared() {
     ),
   );
 }
-async function exported(form, asked, says) {
+async function exported(form, request, says) {
   says.textContent = "writing …";
   try {
-    const { file } = await ask("export", { ...asked, form });
+    const { file } = await ask("export", { ...request, form });
     says.replaceChildren(el("a", { href: base + "out/" + file, target: "_blank", id: form === "plan" ? "plan-link" : "export-link", text: "Open " + file }));
   } catch (error) {
     says.textContent = error.message;

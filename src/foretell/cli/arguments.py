@@ -1,12 +1,15 @@
-"""Commands that take a step or run a training script: which arguments are whose, and loading it.
+"""What commands take: a step, a training script with its own arguments, a workload, a cluster.
 
 What stands behind the script's name is the script's own, as with `python` and `torchrun`. Options
 of foretell's may stand there too, unless the script itself knows an option of that name. Behind
-`--` everything is the script's.
+`--` everything is the script's. Names of what-ifs, planners, models and clusters are completed in
+a shell; they are loaded when a user presses Tab.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,11 @@ from foretell.io import limits, read_bytes
 
 if TYPE_CHECKING:
     from foretell.api import Step
+
+
+Offer = Callable[[click.Context, click.Parameter, str], list[Any]]
+_IS_MODULE = "The script is the name of a module, as with python -m."
+_ARGS, _MODEL, _MODULE = "foretell.script_args", "foretell_model", "foretell_module"
 
 
 class ScriptCommand(click.Command):
@@ -75,9 +83,6 @@ class StepCommand(click.Command):
         return super().parse_args(ctx, args[:k])
 
 
-_ARGS = "foretell.script_args"
-
-
 def script_args() -> tuple[str, ...]:
     """The arguments behind `--`, for the script of a step."""
     context = click.get_current_context(silent=True)
@@ -98,8 +103,7 @@ def _names(source: str, option: str) -> bool:
 
 def module_option(command: Any) -> Any:
     """`-m`: SCRIPT is the name of a module, as with `python -m`."""
-    text = "The script is the name of a module, as with python -m."
-    return click.option("-m", "--module", "is_module", is_flag=True, help=text)(command)
+    return click.option("-m", "--module", "is_module", is_flag=True, help=_IS_MODULE)(command)
 
 
 def show_option(command: Any) -> Any:
@@ -140,3 +144,73 @@ def load_step(
     for remark in step.remarks:
         say(remark)
     return step
+
+
+# Names that are offered: the module and the table or function that has them.
+_WHATIFS, _PLANNERS = ("foretell.whatif", "WHATIFS"), ("foretell.search.kit", "PLANNERS")
+_STRATEGIES = ("foretell.search.oracle.scale", "STRATEGIES")
+_MODELS, _CLUSTERS = ("foretell.workload.load", "names"), ("foretell.cluster.read", "names")
+
+
+def _table(module: str, name: str) -> Iterable[str]:
+    found = getattr(import_module(module), name)
+    names: Iterable[str] = found() if callable(found) else found
+    return names
+
+
+def _offered(*tables: tuple[str, str], or_files: bool = False) -> Offer:
+    """Completions: names that begin with the typed text, or else files."""
+
+    def offer(_: click.Context, __: click.Parameter, begun: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        names = {name for table in tables for name in _table(*table)}
+        found = [CompletionItem(name) for name in sorted(names) if name.startswith(begun)]
+        return found or ([CompletionItem(begun, type="file")] if or_files else [])
+
+    return offer
+
+
+changes, planners = _offered(_WHATIFS), _offered(_PLANNERS)
+names = _offered(_WHATIFS, _PLANNERS, _STRATEGIES)
+models, clusters = _offered(_MODELS, or_files=True), _offered(_CLUSTERS, or_files=True)
+
+
+def cluster_option(text: str, *, required: bool = False) -> Callable[[Any], Any]:
+    """`--on`, the cluster."""
+    return click.option("--on", "cluster", shell_complete=clusters, required=required, help=text)
+
+
+def workload_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """WORKLOAD, or `--model` with a model id, a folder or a shipped name, as one argument."""
+    help_ = "Instead of WORKLOAD: a model id in the local cache, a folder, or a shipped name."
+    given = click.argument("workload", required=False, shell_complete=models, callback=_workload)
+    hidden: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": _noted}
+    model = click.option("--model", _MODEL, shell_complete=models, help=help_, **hidden)
+    module = click.option("-m", "--module", _MODULE, is_flag=True, help=_IS_MODULE, **hidden)
+    made: Callable[..., Any] = given(model(module(command)))
+    return made
+
+
+def _noted(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    context.meta[parameter.name or ""] = value
+
+
+def _workload(context: click.Context, _: click.Parameter, workload: str | None) -> str | None:
+    """What WORKLOAD or `--model` names, with the arguments of a script."""
+    model, is_module = context.meta.get(_MODEL), bool(context.meta.get(_MODULE))
+    if workload and model:
+        raise InputError(
+            f"both a workload, `{workload}`, and --model {model}", hint="give one of them"
+        )
+    return command_line(workload, is_module) if workload else model
+
+
+def require_workload(workload: str | None) -> str:
+    """The workload, or an error that says how to name one."""
+    if workload:
+        return workload
+    raise InputError(
+        "no WORKLOAD is given",
+        hint="name a script, a config.json, a model such as llama-3.1-8b, or gpt:layers=24,…",
+    )
