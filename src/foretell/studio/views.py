@@ -159,7 +159,7 @@ def _swept(
     """Layouts that none beats in time and memory, besides those that are known."""
     from foretell.predict.predict import utilisation
     from foretell.search.oracle import Space, layouts, strategy, sweep
-    from foretell.search.oracle.scale import per_node
+    from foretell.search.oracle.space import per_node
 
     plans = layouts(model, n, batch, per_node(machines), Space())
     if not plans:
