@@ -63,6 +63,9 @@ LAB_ROOMS: dict[str, set[str]] = {
     "bench": set(),
     "loops": set(),
     "preset_docs": set(),
+    "workers": set(),
+    "challenge": {"workers"},
+    "exhaustive": {"workers"},
     "validate": {"samples", "emulation", "fused"},
     "cli": {"fused", "emulation", "policy", "validate"},
 }

@@ -171,7 +171,7 @@ def test_layers_on_ranks_of_their_own_are_not_moved_to_fsdp() -> None:
     moves = list(neighbours(plan, GPT, cluster))
     assert moves
     assert all(move.zero == 0 and move.framework == "ddp" for move in moves)
-    with pytest.raises(InputError, match="zero=3 beside layers"):
+    with pytest.raises(InputError, match="groups beside zero=3"):
         predict(plan.but(zero=3), GPT, cluster)
 
 

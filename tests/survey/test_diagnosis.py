@@ -45,8 +45,8 @@ def test_one_baseline_for_the_whole_page(step, found):
     figures = {f["what"]: f for f in content.figures}
     current = lines["current step"]
     assert figures["current step"]["seconds"] == seconds
-    assert content.diagnosis["step_s"] == seconds
-    assert current.step_s == seconds
+    assert content.diagnosis["step_s"] == pytest.approx(seconds, rel=1e-12)
+    assert current.step_s == pytest.approx(seconds, rel=1e-12)
     assert sum(current.parts["values"].values()) == pytest.approx(seconds)
     drawn = current.timeline.seconds - current.zero
     assert drawn == pytest.approx(step.baseline.simulated)

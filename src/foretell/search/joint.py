@@ -314,7 +314,7 @@ class _Search:
             )
 
     def methods(self) -> Iterator[PlacementPlanner | FusionPlanner]:
-        """The methods of TAG and DisCo, where their axes are free and nobody stopped one."""
+        """The methods of TAG and DisCo, where their axes are free and none was stopped."""
         for axis, planner in (("placement", self._placing()), ("fusion", self._fusing())):
             if any(one.stopped for one in self.best.values()):
                 return

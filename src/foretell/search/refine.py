@@ -354,10 +354,10 @@ def descend(
     """The best plan that single moves lead to, as far as the budget goes.
 
     Without `kind` from the starts alone; with it, which tells strategies apart, from the best start
-    of each, then from what was met on the way. Moves that provably take longer than the plan they
-    are from are left out, all others are tried in turn: those that the closed form puts far beyond
-    the best, and `late` ones, when nothing else is left. The last part of the budget is for a
-    descent from the best plan alone.
+    of each, then from what was met on the way. Moves that take longer than the plan they are from
+    by a tested lower bound are left out, all others are tried in turn: those that the closed form
+    puts far beyond the best, and `late` ones, when nothing else is left. The last part of the
+    budget is for a descent from the best plan alone.
     """
     race, whole = Race(list(starts), on, kind, dict(late or {})), on.budget
     on.budget = int(whole * (1 - LAST)) if kind else whole

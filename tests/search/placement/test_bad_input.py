@@ -166,7 +166,7 @@ PLANS = {
     "dp=4,global_batch=32,cluster=0123": "hint: find one for this cluster",
     **{f"global_batch=32,groups={rows}": words for rows, words in ROWS.items()},
     "global_batch=32,model=0123,groups=conv1.1+head+ps+0:32": "hint: find one for this model",
-    "global_batch=32,dp=2,groups=conv1.1+head+ps+0:32": "hint: rows name ranks one by one",
+    "global_batch=32,dp=2,groups=conv1.1+head+ps+0:32": "hint: rows name ranks, samples and ways",
 }
 
 
