@@ -25,7 +25,7 @@ from foretell.cost.measured import TimedOp, TimedOps
 from foretell.plan import Plan
 from foretell.predict import predict
 from foretell.pytorch import timed
-from foretell.pytorch.deploy import machine, op_times, rehearsal, units
+from foretell.pytorch.deploy import dry_run, machine, op_times, units
 from foretell.pytorch.deploy.op_times import LocalPass, PricedOp
 from foretell.workload import load as workload
 from tests.pytorch.deploy.ranks import on_ranks
@@ -234,9 +234,9 @@ def test_a_run_is_predicted_for_the_machine_it_is_on(tmp_path, plan):
 
 
 def role(model, core=1e-3, **more):
-    """What a stand-in of a model acts."""
+    """What a proxy model of a model acts."""
     make = lambda held: torch.optim.Adam(held.parameters())  # noqa: E731
-    return rehearsal.Role(model, make, 8, core, **more)
+    return dry_run.Role(model, make, 8, core, **more)
 
 
 def test_a_stand_in_has_the_tensors_of_the_model_in_its_units_and_stages():
@@ -249,7 +249,7 @@ def test_a_stand_in_has_the_tensors_of_the_model_in_its_units_and_stages():
             )
 
     model = Net()
-    whole = rehearsal._stand_in(role(model), Plan(dp=2, zero=3))
+    whole = dry_run._proxy(role(model), Plan(dp=2, zero=3))
     sizes = sorted(tuple(p.shape) for p in model.parameters())
     assert sorted(tuple(p.shape) for p in whole.parameters()) == sizes
     assert [b.dtype for b in whole.buffers()] == [b.dtype for b in model.buffers()]
@@ -257,7 +257,7 @@ def test_a_stand_in_has_the_tensors_of_the_model_in_its_units_and_stages():
     assert [units.size_of(unit) for unit in units.units(whole).values()] == held
     assert sum(unit.act.core for unit in whole.units) == pytest.approx(1e-3 / 8)
     chunks = Plan(pp=2, chunks=2, schedule="interleaved", micro_batch=1)
-    staged = rehearsal._stand_in(role(model), chunks)
+    staged = dry_run._proxy(role(model), chunks)
     assert len(staged) == 4
     assert sorted(tuple(p.shape) for p in staged.parameters()) == sizes
 
@@ -266,7 +266,7 @@ def test_the_stages_of_a_line_are_cut_as_it_is_and_work_as_its_children_do():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4), nn.Linear(4, 2))
     parts = [op_times.Part(share, wide) for share, wide in ((0.5, 8), (0.1, 8), (0.3, 4), (0.1, 2))]
     plan = Plan(pp=2, micro_batch=2, layers=(3, 1))
-    first, last = rehearsal._stand_in(role(model, parts=parts), plan)
+    first, last = dry_run._proxy(role(model, parts=parts), plan)
     assert first.act.core == pytest.approx(0.9e-3 / 8)
     assert (first.act.width, last.act.width) == (4, 2)
     assert [tuple(p.shape) for p in last.held] == [(2, 4), (2,)]
@@ -281,38 +281,38 @@ def test_batch_norms_of_all_ranks_send_sums_and_no_buffers():
     synced, own = (role(model, is_synced=is_synced) for is_synced in (True, False))
     assert [tuple(b.shape) for b in synced.buffers()] == [(3,)]
     assert len(own.buffers()) == 4
-    whole = rehearsal._stand_in(synced, Plan(dp=2))
+    whole = dry_run._proxy(synced, Plan(dp=2))
     assert [unit.act.norms for unit in whole.units] == [[], [6], []]
-    assert rehearsal._stand_in(own, Plan(dp=2)).units[1].act.norms == []
+    assert dry_run._proxy(own, Plan(dp=2)).units[1].act.norms == []
 
 
 def test_work_is_shared_by_as_many_threads_as_were_busy(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    assert rehearsal.Work(1.0).wide == 0.0
-    assert rehearsal.Work(2.5).wide == pytest.approx(0.5)
-    assert rehearsal.Work(9.0).wide == 1.0
+    assert dry_run.Work(1.0).wide == 0.0
+    assert dry_run.Work(2.5).wide == pytest.approx(0.5)
+    assert dry_run.Work(9.0).wide == 1.0
 
 
-def rehearse(text, core):
-    """A step acted out, and whether the model is as it was."""
+def dry(text, core):
+    """A dry run of a step, and whether the model is as it was."""
     from foretell.plan import Plan
 
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64))
     before = [p.clone() for p in model.parameters()]
-    found = rehearsal.rehearsed(role(model, core), Plan.parse(text))
+    found = dry_run.dry_run(role(model, core), Plan.parse(text))
     same = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     return found, same
 
 
 @pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=1", "dp=2,zero=3", "pp=2,micro_batch=2"])
-def test_a_step_is_acted_out_without_the_model(plan):
-    for found, same in on_ranks(2, rehearse, plan, 0.1):
+def test_a_dry_run_leaves_the_model_alone(plan):
+    for found, same in on_ranks(2, dry, plan, 0.1):
         assert same
         assert 0.04 < found.seconds < 60  # the work of a stage, at least
         assert found.unsure >= 0
         assert found.load >= 1
 
 
-def test_what_depends_on_the_layers_is_not_rehearsed():
+def test_what_depends_on_the_layers_has_no_dry_run():
     for text in ("tp=2", "dp=2,dtype=bf16", "dp=2,spatial=2", "cp=2", "dp=1"):
-        assert not rehearsal.can_rehearse(Plan.parse(text))
+        assert not dry_run.can_dry_run(Plan.parse(text))

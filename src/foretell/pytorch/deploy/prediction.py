@@ -2,7 +2,7 @@
 
 Each op of the captured step is timed alone, on all ranks at once, and so are the collectives of the
 plan; how much of a core a rank gets says how busy the machine is. Where a plan splits no layer,
-its step is acted out with these times (→ rehearsal.py), else it is priced from them. No step is
+its step has a dry run with these times (→ dry_run.py), else it is priced from them. No step is
 taken. What was timed is kept (→ machine.py), with what earlier runs taught, so that the next run
 times only what is new.
 """
@@ -33,6 +33,7 @@ from foretell.pytorch import timed
 from foretell.pytorch.capture import capture
 from foretell.pytorch.deploy.batch_norm import norms
 from foretell.pytorch.deploy.deferred import with_memory
+from foretell.pytorch.deploy.dry_run import DryRun, Role, dry_run
 from foretell.pytorch.deploy.machine import (
     BURN,
     SPREAD,
@@ -53,7 +54,6 @@ from foretell.pytorch.deploy.op_times import (
     priced_ops,
     shown_as,
 )
-from foretell.pytorch.deploy.rehearsal import Rehearsed, Role, rehearsed
 from foretell.pytorch.ranks.links import line, this_machine
 from foretell.pytorch.ranks.machine import cluster_text
 from foretell.pytorch.ranks.pin import allowed
@@ -116,7 +116,7 @@ class Predictor:
         self.in_place = 1.0  # how many times as long as priced ops take in the model
         self.unsteady = 0.0  # standard error of the logarithm of a large message's seconds
         self.taken: Taken | None = None  # the model on a rank by itself
-        self.acted: Rehearsed | None = None  # a step that was acted out
+        self.dry: DryRun | None = None  # a step of the dry run
         self.workload: Workload | None = None
 
     def prepare(self) -> None:
@@ -154,9 +154,9 @@ class Predictor:
         """
         if self.known is not None:
             return self.known if dist.get_rank() == 0 else {}
-        self.acted = rehearsed(self._role(between), self.asked)
-        if self.acted is not None:
-            self.answer = {} if dist.get_rank() else self._as_acted(self.acted)
+        self.dry = dry_run(self._role(between), self.asked)
+        if self.dry is not None:
+            self.answer = {} if dist.get_rank() else self._as_dry_run(self.dry)
             return self.answer
         load = probe(self._piece())
         if torch.get_num_threads() > 1:  # work was timed by the wall, all ranks at once
@@ -168,7 +168,7 @@ class Predictor:
         return self.answer
 
     def _role(self, between: Callable[[], Any] | None) -> Role:
-        """What the stand-in of the model has to act."""
+        """What the proxy model of the model has to act."""
         step, box = self.step, [0.0]
         passes = step.samples / self._at_once
         if self.taken is not None:
@@ -190,12 +190,12 @@ class Predictor:
         """Whether batch norms wait for other ranks."""
         return self.step.norm_group is not None and self.plan.dp > 1
 
-    def _as_acted(self, acted: Rehearsed) -> dict[str, Any]:
-        """The prediction, where a step was acted out."""
+    def _as_dry_run(self, dry: DryRun) -> dict[str, Any]:
+        """The prediction, from a dry run."""
         assert self.workload is not None
-        step = self.machine.factor("step") * acted.seconds
-        drift = _DRIFT["idle"] + _DRIFT["load"] * math.log(acted.load)
-        wide = math.exp(EIGHTY_PERCENT * math.hypot(acted.unsure, drift))
+        step = self.machine.factor("step") * dry.seconds
+        drift = _DRIFT["idle"] + _DRIFT["load"] * math.log(dry.load)
+        wide = math.exp(EIGHTY_PERCENT * math.hypot(dry.unsure, drift))
         parts = dict(predict(self.plan, self.workload, self._as_timed()).breakdown)
         for name in ("exchange_s", "reduce_s"):
             parts[name] = 0.0
@@ -203,15 +203,15 @@ class Predictor:
             alone = self.taken.compute * self.step.samples / self._at_once
             parts["compute_s"] = alone / self.plan.pp
         parts["idle_s"] *= self.plan.pp > 1
-        work = acted.load * sum(parts.values())
-        parts = {name: min(acted.load, step / work) * took for name, took in parts.items()}
+        work = dry.load * sum(parts.values())
+        parts = {name: min(dry.load, step / work) * took for name, took in parts.items()}
         left = max(step - sum(parts.values()), 0.0)
         parts["exchange_s" if self.plan.dp == 1 else "reduce_s"] = left
         return {
             "step_s": step,
             "low_s": step / wide,
             "high_s": step * wide,
-            "load": acted.load,
+            "load": dry.load,
             "waits_s": 0.0,
             "breakdown": parts,
             "runs": max((one.runs for one in self.machine.learned.values()), default=0),
@@ -389,7 +389,7 @@ class Predictor:
         """Keep how much longer than alone ops took in a step; the first that parts, if one does.
 
         `cpu` are the core seconds of the quickest step: others share caches with what else runs.
-        On a quiet machine what `step` took beside the one that was acted out is kept, too.
+        On a quiet machine what `step` took beside that of the dry run is kept, too.
         """
         ops = self.ops()
         if not ops:
@@ -397,8 +397,8 @@ class Predictor:
         rest = cpu - profiled.families.get("optimizer", 0.0)
         ratios, rest = self._ratios(profiled, rest, ops)
         ratios["host"] = rest / (len(ops) * self.machine.launch)
-        if self.acted is not None and max(load, self.acted.load) < _QUIET:
-            ratios["step"] = step / self.acted.seconds
+        if self.dry is not None and max(load, self.dry.load) < _QUIET:
+            ratios["step"] = step / self.dry.seconds
         save_machine(self.machine.with_run(ratios))
         return first_apart(ops, profiled.forward)
 

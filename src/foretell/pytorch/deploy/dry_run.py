@@ -1,10 +1,10 @@
-"""A step acted out: the plan on the ranks of the run, with a stand-in for the model.
+"""A dry run of a step: the plan on the ranks of the run, with a proxy of the model.
 
-The stand-in has the tensors of the model in units and stages of the same sizes, outputs of stages
-as large, and the messages of its batch norms. In place of its ops it works for as many core seconds
-as they take on a rank by itself (→ op_times.py). Deployed as the plan says it takes steps: messages
+The proxy has the tensors of the model in units and stages of the same sizes, outputs of stages as
+large, and the messages of its batch norms. In place of its ops it works for as many core seconds as
+they take on a rank by itself (→ op_times.py). Deployed as the plan says it takes steps: messages
 have their own sizes, ranks and order, hooks and updates their own tensors, and work and messages
-find each other and the load of the machine as they do in steps of the model. No step of the model
+meet each other and the load of the machine as they do in steps of the model. No step of the model
 is taken.
 """
 
@@ -36,21 +36,21 @@ _WARM, _LEAST, _MOST = 3, 8, 60  # steps
 _WHILE = 2.0  # seconds of steps, beyond the least
 _BACK = 2.0  # core seconds of a backward over those of its forward
 _SIDES = (256, 32)  # of the matmuls that stand for ops: many threads share the larger
-# what a stand-in has no ops or layers for
+# what a proxy model has no ops or layers for
 _WITHOUT: dict[str, Any] = {
     "layers": (), "recompute": "none", "recompute_layers": 0, "compile": False, "whatifs": (),
 }  # fmt: skip
 
 
-class Rehearsed(NamedTuple):
-    """Seconds of a step that was acted out, by its slowest rank."""
+class DryRun(NamedTuple):
+    """Seconds of a step of the dry run, by its slowest rank."""
 
     seconds: float
     unsure: float  # standard error of their logarithm
     load: float  # core and waiting seconds over core seconds, of the rank that waits longest
 
 
-def can_rehearse(plan: Plan) -> bool:
+def can_dry_run(plan: Plan) -> bool:
     """Whether what a plan adds depends on the sizes of tensors alone, and not on what layers do."""
     others = (plan.groups, plan.stages, plan.segments, plan.regions, plan.late, plan.sync,
               plan.buckets, plan.offload, plan.grad_dtype)  # fmt: skip
@@ -60,7 +60,7 @@ def can_rehearse(plan: Plan) -> bool:
 
 @dataclass(frozen=True)
 class Role:
-    """What a stand-in acts: a model, and what it takes on a rank by itself."""
+    """What a proxy model acts: a model, and what it takes on a rank by itself."""
 
     model: Any
     optimizer: Callable[[Any], Any]
@@ -85,26 +85,26 @@ class Role:
         return list(own.values())
 
 
-def rehearsed(role: Role, plan: Plan) -> Rehearsed | None:
-    """Seconds of a step of the stand-in; asked on all ranks.
+def dry_run(role: Role, plan: Plan) -> DryRun | None:
+    """Seconds of a step of the proxy model; called on all ranks.
 
     None where the copies of the tensors do not fit, or there is no such optimizer.
     """
     from foretell.pytorch.deploy.apply import deploy  # which a prediction of others does not need
 
-    if not can_rehearse(plan) or not _agreed(fits(role.model, dist.get_world_size())):
+    if not can_dry_run(plan) or not _agreed(fits(role.model, dist.get_world_size())):
         return None
     role = replace(role, core=max(role.core - _bare(role, plan), 0.0))
-    stand_in = _stand_in(role, plan)
-    update = role.optimizer(stand_in)
+    proxy = _proxy(role, plan)
+    update = role.optimizer(proxy)
     if update is None:
         return None
     x = torch.zeros(role.samples, 1)
-    acted = plan.but(**_WITHOUT)
-    made = deploy(stand_in, update, acted, loss=_total, device="cpu", samples=role.samples)
+    reduced = plan.but(**_WITHOUT)
+    made = deploy(proxy, update, reduced, loss=_total, device="cpu", samples=role.samples)
     if role.is_synced:
         group = one_more(made.places.group("dp"))  # as batch norms have their own
-        for unit in stand_in.modules():
+        for unit in proxy.modules():
             if isinstance(unit, _Unit):
                 unit.act.group = group
     rows, begun, waited, core = list[float](), time.perf_counter(), 0.0, 0.0
@@ -123,14 +123,14 @@ def rehearsed(role: Role, plan: Plan) -> Rehearsed | None:
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     took = found[:-1]
     unsure = float(took.log().std()) / len(took) ** 0.5
-    return Rehearsed(float(took.median()), unsure, float(found[-1]))
+    return DryRun(float(took.median()), unsure, float(found[-1]))
 
 
 def _bare(role: Role, plan: Plan) -> float:
-    """Core seconds of a forward and backward of the stand-in without work, on a rank by itself."""
+    """Core seconds of a forward and backward of the proxy without work, on one rank alone."""
     idle = replace(role, core=0.0, parts=[part._replace(share=0.0) for part in role.parts])
     model, many, clock, found = (
-        _stand_in(idle, plan),
+        _proxy(idle, plan),
         _micro_batches(plan, role.samples),
         timed.clock(),
         [],
@@ -258,7 +258,7 @@ class _Whole(nn.Module):  # type: ignore[misc]
         return x
 
 
-def _stand_in(role: Role, plan: Plan) -> Any:
+def _proxy(role: Role, plan: Plan) -> Any:
     """A model with the same tensors, in the units that are sharded or the stages that are cut."""
     model, work, each = role.model, Work(role.active), role.core / role.samples
     if plan.pp > 1:
