@@ -259,6 +259,7 @@ def _summary(found: dict[str, Any], plan: str, predicted_ms: float | None) -> di
         "plan": plan,
         "ranks": Plan.parse(plan).ranks,
         "ranks_here": len(each),
+        "measured_s": measured,
         "step_s": measured,
         "steps_s": steps,
         "low_s": min(steps),
