@@ -60,7 +60,7 @@ def deployed(name, text, world, rank):
 
     from foretell.plan import Plan
     from foretell.pytorch.deploy.apply import deploy
-    from foretell.pytorch.deploy.mesh import place
+    from foretell.pytorch.deploy.collective import place
 
     made, plan = script(name), Plan.parse(text)
     torch.manual_seed(0)

@@ -28,8 +28,7 @@ from foretell.plan import Plan
 from foretell.pytorch.deploy.apply import Deployed, in_own_loop
 from foretell.pytorch.deploy.requirements import require_own_loop
 from foretell.pytorch.intake.request import Wanted
-from foretell.pytorch.profile.record import Recorder
-from foretell.pytorch.profile.run import write
+from foretell.pytorch.profile.run import Recorder, write
 
 
 class Profiler:

@@ -474,48 +474,28 @@ def _route(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     return forward, backward[:-1] if _is_frozen(op) else backward
 
 
-def _permute(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
-    """Words in the order of the experts they go to.
-
-    Fused, words are read once and written `top` times; PyTorch's operators gather them and add
-    gradients up by index, which takes as long as `PERMUTED` passes over what is routed.
-    """
-    top = float(op.options.get("top", 2))
-    return _ordered(op, s, flags, _permuted(flags, (1.0 + 1.0 / top, 1.0 + 1.0 / top), 0))
-
-
 # Passes over all routed words that gathering them and adding them up takes by PyTorch's operators.
 PERMUTED: dict[str, dict[str, list[float]]] = passes()["permuted"]
 
 
-def _permuted(
-    flags: frozenset[str], fused: tuple[float, float], leaving: int
-) -> tuple[float, float]:
-    """Passes into the experts or out of them, forward and backward."""
-    way = next((name for name in PERMUTED if name in flags), "")
-    if not way:
-        return fused
-    forward, backward = PERMUTED[way]["out" if leaving else "into"]
-    return forward, backward
+def _reordered(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    """Words in the order of the experts they go to, and the weighted sum of what experts made.
 
-
-def _ordered(op: Op, s: Sizes, flags: frozenset[str], passes: tuple[float, float]) -> Calls:
-    """Copies of all routed words; none where those that go to other ranks are sent once.
-
-    Such a dispatcher (DeepEP, HybridEP) reads words where they lie and adds them up as they come.
+    Fused, words are read once and written `top` times; PyTorch's operators gather them and add
+    gradients up by index, which takes as long as `PERMUTED` passes over what is routed. There are
+    no copies where words that go to other ranks are sent once: such a dispatcher (DeepEP, HybridEP)
+    reads words where they lie and adds them up as they come.
     """
+    leaves, each = op.kind == "combine", 1.0 / float(op.options.get("top", 2))
+    way = next((name for name in PERMUTED if name in flags), "")
+    fused = [1.0 + each, 1.0 + leaves + each]
+    passed = PERMUTED[way]["out" if leaves else "into"] if way else fused
     n = s["batch"] * s["tokens"] * s["hidden"]
     here: Number = 1.0
     if "sent-once" in flags:
         here = np.where(np.asarray(s["experts"]) < op.dims["experts"], 0.0, 1.0)
-    forward, back = (Call("copy", {"n": n}, bytes=2.0 * p * n, times=here) for p in passes)
+    forward, back = (Call("copy", {"n": n}, bytes=2.0 * p * n, times=here) for p in passed)
     return [forward], [back]
-
-
-def _combine(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
-    """Weighted sum of expert outputs per token."""
-    top = float(op.options.get("top", 2))
-    return _ordered(op, s, flags, _permuted(flags, (1.0 + 1.0 / top, 2.0 + 1.0 / top), 1))
 
 
 def _regroup(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
@@ -579,9 +559,9 @@ RULES: dict[str, Callable[[Op, Sizes, frozenset[str]], Calls]] = {
     "mean": _mean,
     "recurrent": _recurrent,
     "route": _route,
-    "permute": _permute,
+    "permute": _reordered,
     "regroup": _regroup,
-    "combine": _combine,
+    "combine": _reordered,
     "experts": _experts,
     "expert_bias": _expert_bias,
     "recorded": _recorded,

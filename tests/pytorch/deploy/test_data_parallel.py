@@ -8,7 +8,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from foretell.errors import InputError  # noqa: E402
-from foretell.pytorch.deploy.layout import Layout, by_size  # noqa: E402
+from foretell.pytorch.deploy.buckets import Layout, by_size  # noqa: E402
 from foretell.pytorch.deploy.sync import synchronize  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 from tests.pytorch.deploy.same import CLOSE, STEPS, adam, alone, mlp, off, part, samples, sgd  # noqa: E402

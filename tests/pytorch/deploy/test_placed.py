@@ -16,7 +16,7 @@ from foretell.plan import Plan  # noqa: E402
 from foretell.plan.unsupported import unsupported  # noqa: E402
 from foretell.pytorch.deploy.apply import deploy  # noqa: E402
 from foretell.pytorch.deploy.pipelined import placed_stages  # noqa: E402
-from foretell.pytorch.deploy.staging import trace  # noqa: E402
+from foretell.pytorch.deploy.units import trace  # noqa: E402
 from foretell.pytorch.deploy.uses import aliases  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 from tests.pytorch.deploy.same import CLOSE, STEPS, sgd  # noqa: E402

@@ -9,7 +9,7 @@ from torch import nn  # noqa: E402
 from foretell.errors import InputError  # noqa: E402
 from foretell.pytorch.deploy.recompute import recompute  # noqa: E402
 from foretell.pytorch.deploy.regions import compile_regions  # noqa: E402
-from foretell.pytorch.deploy.units import cut, units  # noqa: E402
+from foretell.pytorch.deploy.units import cut_line, units  # noqa: E402
 from tests.pytorch.deploy.same import mlp, samples  # noqa: E402
 
 # Dynamo looks at the gradients of tensors that have none, and hides the warning only where
@@ -78,12 +78,12 @@ def test_a_model_in_units_and_stages():
     assert list(units(nn.Linear(2, 2))) == [""]
     inner = nn.Sequential(nn.Linear(2, 2), nn.ModuleList([nn.Linear(9, 9), nn.Linear(9, 9)]))
     assert list(units(nn.ModuleDict({"a": inner}))) == ["a.0", "a.1"]
-    stages = cut(model, 3)
+    stages = cut_line(model, 3)
     assert [[n for n, _ in s.named_children()] for s in stages] == [["0", "1"], ["2", "3"], ["4"]]
-    assert [len(s) for s in cut(model, 2, (2, 3))] == [2, 3]
-    assert [len(s) for s in cut(model, 2, (1, 2))] == [2, 3]
+    assert [len(s) for s in cut_line(model, 2, (2, 3))] == [2, 3]
+    assert [len(s) for s in cut_line(model, 2, (1, 2))] == [2, 3]
     with pytest.raises(InputError, match="3 layers with parameters for 4 stages"):
-        cut(model, 4)
+        cut_line(model, 4)
 
 
 def test_recompute_keeps_gradients_and_less_memory():

@@ -9,8 +9,7 @@ from torch import nn  # noqa: E402
 from foretell.errors import InputError  # noqa: E402
 from foretell.plan import Plan  # noqa: E402
 from foretell.pytorch.deploy import deploy  # noqa: E402
-from foretell.pytorch.deploy.tensor import named  # noqa: E402
-from foretell.pytorch.deploy.tokens import blocks, rows  # noqa: E402
+from foretell.pytorch.deploy.tensor import blocks, named, rows  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 from tests.pytorch.deploy.same import samples, sgd  # noqa: E402
 from tests.pytorch.deploy.tokens import Block, Words, encoder, in_a_row  # noqa: E402

@@ -16,7 +16,7 @@ from foretell.graph import Builder, Graph
 from foretell.plan import Plan
 from foretell.plan.check import agreed
 from foretell.plan.layer_ranges import Action, orders, redistribute
-from foretell.pytorch.deploy.layout import Layout, by_size
+from foretell.pytorch.deploy.buckets import Layout, by_size
 from foretell_lab.emulation.mixed_parts import Piece, RankSpeed, parts
 from foretell_lab.emulation.pieces import Pieces, pieces
 from foretell_lab.emulation.step import MESSAGES

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from foretell.errors import InputError
-from foretell.pytorch.deploy.factors import add_gradient
+from foretell.pytorch.deploy.sync import add_gradient
 from foretell.pytorch.deploy.units import layers
 from foretell.pytorch.ranks.worker import core_seconds, worked
 from foretell_lab.emulation import models

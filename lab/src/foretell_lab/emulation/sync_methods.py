@@ -10,7 +10,7 @@ from typing import cast
 from zlib import crc32
 
 from foretell.plan import Plan
-from foretell.pytorch.deploy.layout import Layout, by_size
+from foretell.pytorch.deploy.buckets import Layout, by_size
 
 
 def same(plan: Plan, bytes: dict[str, int]) -> str:

@@ -14,6 +14,10 @@ Fused attention, dropout and the like are picked in C++ by functions that look f
 here the same choice is made before they are called. A mode catches what models call, whatever name
 they imported it by; what torch's own Python calls inside is replaced by name. Losses are noticed on
 the way: with the first of them the loss phase begins, as it does when a trace is read.
+
+Recurrent layers run as cuDNN runs them: one call forward and one backward, however many steps. That
+operator has no fake form of its own for the backward pass, so the shapes of its gradients are
+answered here.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,9 +39,64 @@ from torch import _prims_common as utils
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from foretell.pytorch.capture.recurrent import is_recurrent, recurrent
-
 aten = torch.ops.aten
+_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cuDNN's numbers
+KINDS = tuple(_MODES)
+
+
+_ARGUMENTS = 9  # of a recurrent layer, packed or not
+
+
+def is_recurrent(name: str, args: Sequence[Any]) -> bool:
+    """Whether a call is of a recurrent layer."""
+    return name in KINDS and len(args) == _ARGUMENTS and args[0].is_floating_point()
+
+
+def recurrent(kind: str, cast: Callable[..., tuple[Tensor, ...]], *args: Any) -> tuple[Any, ...]:
+    """Outputs of `torch.lstm`, `torch.gru` and `torch.rnn_*`, for padded or packed sequences."""
+    if isinstance(args[1], Tensor) and not args[1].is_floating_point():
+        input, sizes, *rest = args
+        return _run(kind, cast, (input, *rest, False), sizes.tolist())
+    return _run(kind, cast, args, [])
+
+
+def _run(
+    kind: str, cast: Callable[..., tuple[Tensor, ...]], args: Sequence[Any], sizes: list[int]
+) -> tuple[Any, ...]:
+    input, hx, weights, has_biases, layers, dropout, train, bidirectional, batch_first = args
+    hidden, cell = (hx[0], hx[1]) if kind == "lstm" else (hx, None)
+    each = len(weights) // (layers * (2 if bidirectional else 1))
+    input, hidden, *weights = cast(input, hidden, *weights)
+    cell = cast(cell)[0] if cell is not None else None
+    size, projected = _sizes(weights, each, has_biases, hidden)
+    flat = weights[0].detach()  # stands for the buffer that all weights are views of
+    out, new, state, *_ = aten._cudnn_rnn(
+        input, weights, each, flat, hidden, cell, _MODES[kind], size, projected, layers,
+        batch_first, dropout, train, bidirectional, sizes, None,
+    )  # fmt: skip
+    return (out, new, state) if kind == "lstm" else (out, new)
+
+
+def _sizes(
+    weights: Sequence[Tensor], each: int, has_biases: bool, hidden: Tensor
+) -> tuple[int, int]:
+    """Width of the state, and of what it is projected to (0 where it is not)."""
+    if each == (5 if has_biases else 3):
+        return int(weights[each - 1].shape[1]), int(hidden.shape[-1])
+    return int(hidden.shape[-1]), 0
+
+
+def gradients(func: Any, input: Tensor, weight: Sequence[Tensor], *rest: Any) -> tuple[Any, ...]:
+    """Tensors like those that `_cudnn_rnn_backward` makes."""
+    hidden, cell = rest[2], rest[3]
+    return (
+        torch.empty_like(input),
+        torch.empty_like(hidden),
+        torch.empty_like(cell) if cell is not None else torch.empty_like(hidden),
+        [torch.empty_like(w) for w in weight],
+    )
+
+
 _LOSS = re.compile(
     r"(cross_entropy|nll_loss\w*|mse_loss|l1_loss|smooth_l1_loss|huber_loss|kl_div|ctc_loss"
     r"|binary_cross_entropy\w*|cosine_embedding_loss|soft_margin_loss)$"
@@ -359,19 +418,20 @@ def _never(*args: Any) -> Any:
     raise NotImplementedError("a pretended GPU runs no kernels")
 
 
-def _always(value: Any) -> Callable[..., Any]:
+def always(value: Any) -> Callable[..., Any]:
+    """A function that answers one thing, whatever it is asked."""
     return lambda *args, **kwargs: value
 
 
 # What user code and torch itself ask before they use a GPU.
 _ANSWERS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
-    (torch.cuda, "is_available", _always(True)),
-    (torch.cuda, "is_bf16_supported", _always(True)),
-    (torch.cuda, "device_count", _always(1)),
-    (torch.cuda, "current_device", _always(0)),
-    (torch.cuda, "get_device_capability", _always(_CAPABILITY)),
-    (torch.cuda, "synchronize", _always(None)),
-    (torch.cuda, "is_current_stream_capturing", _always(False)),
-    (torch.cuda, "_lazy_init", _always(None)),
-    (torch.cuda, "empty_cache", _always(None)),
+    (torch.cuda, "is_available", always(True)),
+    (torch.cuda, "is_bf16_supported", always(True)),
+    (torch.cuda, "device_count", always(1)),
+    (torch.cuda, "current_device", always(0)),
+    (torch.cuda, "get_device_capability", always(_CAPABILITY)),
+    (torch.cuda, "synchronize", always(None)),
+    (torch.cuda, "is_current_stream_capturing", always(False)),
+    (torch.cuda, "_lazy_init", always(None)),
+    (torch.cuda, "empty_cache", always(None)),
 )

@@ -91,7 +91,8 @@ def _names(where: str) -> Mapping[str, Any]:
     if path.suffix == ".py":
         if not path.is_file():
             raise InputError(f"there is no file `{where}`")
-        with _importing_from(path.resolve().parent):
+        # a script finds the modules beside it, as when Python runs it
+        with patch.object(sys, "path", [str(path.resolve().parent), *sys.path]):
             found = _ran(lambda: runpy.run_path(str(path), run_name="foretell_capture"), where)
             return dict(found)
     return dict(vars(_ran(lambda: importlib.import_module(where), where)))
@@ -105,17 +106,6 @@ def _ran(run: Callable[[], Any], where: str) -> Any:
             f"`{where}` cannot be loaded: {type(error).__name__}: {first_line(error)}",
             hint="name a script or a module: `train.py:make`",
         ) from error
-
-
-@contextmanager
-def _importing_from(folder: Path) -> Iterator[None]:
-    """A script finds the modules beside it, as when Python runs it."""
-    before = sys.path[:]
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 def _described(names: Mapping[str, Any], where: str, batch: int | None, ranks: int) -> Parts:

@@ -39,7 +39,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 
 from foretell.errors import InputError
-from foretell.pytorch.capture.recurrent import gradients
+from foretell.pytorch.capture.gpu import gradients
 from foretell.pytorch.capture.words import grouped_shape, inputs_of, tensors_in
 
 aten = torch.ops.aten
@@ -317,7 +317,7 @@ def refused(func: Any, layer: str, share: float | None) -> NeedsData:
     """The result of an operator depends on data that a capture does not have."""
     hint = "" if share is not None else "say what share of the elements masks pick (`share=0.25`), "
     return NeedsData(
-        f"`{func}` at {place()}{_in(layer)} depends on the data, which a capture does not have",
+        f"`{func}` at {_place()}{_in(layer)} depends on the data, which a capture does not have",
         hint=f"{hint}or {INSTEAD}",
     )
 
@@ -325,21 +325,22 @@ def refused(func: Any, layer: str, share: float | None) -> NeedsData:
 def unsupported(func: Any, layer: str, error: Exception) -> Stopped:
     """An operator has no form for fake tensors."""
     return Stopped(
-        f"`{func}` at {place()}{_in(layer)} cannot run on fake tensors: {first_line(error)}",
+        f"`{func}` at {_place()}{_in(layer)} cannot run on fake tensors: {first_line(error)}",
         hint=f"register a fake form for it (torch.library.register_fake), or {INSTEAD}",
     )
 
 
-def place() -> str:
-    """The innermost line of the user's own code on the stack."""
-    frames = [f for f in traceback.extract_stack() if is_users(f.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown line"
+def _place() -> str:
+    return users_line(traceback.extract_stack()) or "an unknown line"
 
 
-def is_users(path: str) -> bool:
-    """Whether a file belongs neither to a framework nor to foretell nor to Python."""
-    inside = ("/site-packages/", "/foretell/pytorch/", "/foretell/cli/", "<frozen", "/lib/python")
-    return not any(part in path.replace("\\", "/") for part in inside)
+_INSIDE = ("/site-packages/", "/foretell/pytorch/", "/foretell/cli/", "<frozen", "/lib/python")
+
+
+def users_line(frames: Sequence[traceback.FrameSummary]) -> str:
+    """The innermost line of code that is neither a framework's nor foretell's nor Python's."""
+    own = [f for f in frames if not any(p in f.filename.replace("\\", "/") for p in _INSIDE)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def _in(layer: str) -> str:

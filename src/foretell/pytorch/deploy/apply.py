@@ -34,16 +34,22 @@ from foretell.pytorch.deploy.actions import Pipeline
 from foretell.pytorch.deploy.batch_norm import WORDS as BATCH_NORM
 from foretell.pytorch.deploy.batch_norm import norms, synchronize_norms
 from foretell.pytorch.deploy.blocks import Blocks
-from foretell.pytorch.deploy.buckets import broadcast_state, send_buffers, share_buffers
+from foretell.pytorch.deploy.buckets import Layout, broadcast_state, send_buffers, share_buffers
 from foretell.pytorch.deploy.channels import all_layers, split_channels
-from foretell.pytorch.deploy.collective import new_groups, one_more
+from foretell.pytorch.deploy.collective import (
+    IMAGE,
+    Places,
+    agree,
+    new_groups,
+    one_more,
+    place,
+    said_by,
+)
 from foretell.pytorch.deploy.deferred import deferred_of
 from foretell.pytorch.deploy.experts import Dispatched, experts_of
 from foretell.pytorch.deploy.forward_stages import PipelinedCall
 from foretell.pytorch.deploy.graph_split import GraphSplit
-from foretell.pytorch.deploy.grouped import Groups
-from foretell.pytorch.deploy.layout import Layout
-from foretell.pytorch.deploy.mesh import IMAGE, Places, agree, place
+from foretell.pytorch.deploy.grouped import Groups, Segments, shaped
 from foretell.pytorch.deploy.optimizer import Ema, clip, repoint, tuned
 from foretell.pytorch.deploy.pipelined import (
     Stages,
@@ -81,11 +87,9 @@ from foretell.pytorch.deploy.requirements import (
     require_fillable,
     require_own_loop,
 )
-from foretell.pytorch.deploy.segmented import Segments, shaped
 from foretell.pytorch.deploy.spatial import split_spatial
 from foretell.pytorch.deploy.sync import Sync, synchronize
-from foretell.pytorch.deploy.tensor import named, split_tensors
-from foretell.pytorch.deploy.tokens import blocks, split_context
+from foretell.pytorch.deploy.tensor import blocks, named, split_context, split_tensors
 from foretell.pytorch.deploy.units import cut_at, together, units
 from foretell.pytorch.deploy.uses import (
     Call,
@@ -536,9 +540,9 @@ def _across(made: Deployed, inputs: tuple[Any, ...] | None) -> None:
         options |= {"reduce_dtype": dtype_of(plan.grad_dtype), "offload": plan.offload}
         stages = made.pipeline.modules.values() if made.pipeline else [made.model]
         if made.pipeline is None:  # the first rank says: others may have no values to try it with
-            box = [fsdp.always_called(made.model, inputs) if dist.get_rank() == 0 else None]
-            dist.broadcast_object_list(box, src=0)
-            options["in_units"] = box[0]
+            is_first = dist.get_rank() == 0
+            mine = fsdp.always_called(made.model, inputs) if is_first else None
+            options["in_units"] = said_by(0, mine)
         for module in stages:
             fsdp.shard(module, places.sharding(), **options)
         group, _ = places.copies()
@@ -549,6 +553,7 @@ def _across(made: Deployed, inputs: tuple[Any, ...] | None) -> None:
     names = {n for n, p in made.model.named_parameters() if p.requires_grad} - made.apart
     group, order = places.copies()
     choices = _choices(plan, names, order)
+    has_factors = any(row[1:] == ("factors",) for row in plan.sync)
     made.sync = synchronize(
         made.model,
         layout=_layout(plan, names, choices),
@@ -556,17 +561,10 @@ def _across(made: Deployed, inputs: tuple[Any, ...] | None) -> None:
         shares=[plan.shares[place] for place in order] if plan.shares else None,
         group=group,
         dtype=dtype_of(plan.grad_dtype),
-        own=_factor_group(plan, group),
+        own=one_more(group) if has_factors else None,  # a group of theirs, on every rank
         apart=made.apart,
         is_stepping=lambda: made.is_stepping,
     )
-
-
-def _factor_group(plan: Plan, group: Any) -> Any:
-    """A group of their own for factors, on every rank where any has some."""
-    if not any(row[1:] == ("factors",) for row in plan.sync):
-        return None
-    return one_more(group)
 
 
 def _layout(plan: Plan, names: set[str], choices: Mapping[str, str]) -> Layout | float:

@@ -63,17 +63,12 @@ def normalize(
     mean = total[:-1] / count
     centred = x - mean.view(shape)
     var = sum_both(centred.square().sum(dims), group, weight) / count
-    remember(norm, mean.detach(), (var * count / (count - 1)).detach())
+    if norm.track_running_stats:
+        norm.num_batches_tracked += 1
+        rate = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+        norm.running_mean.lerp_(mean.detach(), rate)
+        norm.running_var.lerp_((var * count / (count - 1)).detach(), rate)
     y = centred * torch.rsqrt(var + norm.eps).view(shape)
     if scale is not None:
         y = y * scale.view(shape)
     return (y if shift is None else y + shift.view(shape)).to(kind)
-
-
-def remember(norm: Module, mean: Tensor, var: Tensor) -> None:
-    """Let running statistics move towards those of a batch."""
-    if norm.track_running_stats:
-        norm.num_batches_tracked += 1
-        rate = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
-        norm.running_mean.lerp_(mean, rate)
-        norm.running_var.lerp_(var, rate)

@@ -33,8 +33,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from foretell.errors import InputError
 from foretell.plan.stage_placement import Action
 from foretell.pytorch.deploy.actions import Pipeline, Ran
-from foretell.pytorch.deploy.collective import Shared, one_more, shared_groups
-from foretell.pytorch.deploy.mesh import found_by_first
+from foretell.pytorch.deploy.collective import Shared, found_by_first, one_more, shared_groups
 from foretell.pytorch.deploy.precision import unscaled
 from foretell.pytorch.deploy.shard import hold, reduce
 from foretell.pytorch.deploy.uses import add_up, untouched

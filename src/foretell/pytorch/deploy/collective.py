@@ -1,4 +1,10 @@
-"""Communication that autograd knows: what goes forward as a copy comes back as a sum.
+"""Ranks of a plan: process groups, what ranks ask each other, communication that autograd knows.
+
+Ranks are numbered as plans number them (→ foretell.plan.plan): tensor innermost, pipeline
+outermost. A plan's `placement` says which rank of the run is which of those; of a cluster that it
+leaves ranks out of, the others are the run's, counted in order.
+
+What goes forward as a copy comes back as a sum.
 
     copy_in     forward: as it is          backward: sum over ranks       before a split layer
     sum_out     forward: sum over ranks    backward: as it is             after partial sums
@@ -11,12 +17,23 @@ Outputs of `sum_out` and `gather` are the same on every rank, and so must their 
 
 from __future__ import annotations
 
+import hashlib
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from foretell.errors import InputError
+from foretell.graph.groups import ranks_of
+from foretell.plan import Plan
+from foretell.plan.plan import ORDER
+from foretell.plan.unsupported import own_plans
+from foretell.pytorch.deploy.deferred import deferred_of
 
 Tensor = Any
 Map = Callable[[Tensor], Tensor]
@@ -134,6 +151,20 @@ def shared_groups(shared: Shared, group: Any) -> list[tuple[Tensor, Any]]:
     return [(p, made[holders]) for (p, _), holders in pairs if p.requires_grad]
 
 
+def everyones(value: Any, group: Any = None) -> list[Any]:
+    """What each rank of a group says, in their order; all are asked at once."""
+    each: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(each, value, group=group)
+    return each
+
+
+def said_by(source: int, value: Any, group: Any = None) -> Any:
+    """What one rank of the run says, on all ranks of a group; all are asked at once."""
+    box = [value]
+    dist.broadcast_object_list(box, src=source, group=group)
+    return box[0]
+
+
 def new_groups(wanted: Iterable[Sequence[int]]) -> dict[tuple[int, ...], Any]:
     """New process groups, by their ranks. Every rank of the run asks at once for those it is in.
 
@@ -141,9 +172,7 @@ def new_groups(wanted: Iterable[Sequence[int]]) -> dict[tuple[int, ...], Any]:
     make different numbers of them wait for each other for ever later on.
     """
     mine = sorted({tuple(ranks) for ranks in wanted})
-    each: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(each, mine)
-    every = sorted({ranks for rows in each for ranks in rows})
+    every = sorted({ranks for rows in everyones(mine) for ranks in rows})
     made = {ranks: dist.new_group(list(ranks)) for ranks in every}
     return {ranks: made[ranks] for ranks in mine}
 
@@ -152,3 +181,202 @@ def one_more(group: Any) -> Any:
     """Another process group of the same ranks; every rank of the run asks for one at once."""
     ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
     return new_groups([ranks])[ranks]
+
+
+IMAGE = ("height", "width", "depth")
+HYBRID = ("dp_replicate", "dp_shard")  # axes of copies and of parts
+_COPIES = ("dp", "cp")  # axes along which parameters are the same
+
+
+def fingerprint(plan: Plan, model: Any, *, noted: bool = False) -> str:
+    """The same on two ranks exactly when plan and parameters are: names, shapes and formats.
+
+    And whether its values are yet to be made.
+    """
+    rows = [
+        f"{n} {tuple(p.shape)} {p.dtype} {p.requires_grad}" for n, p in model.named_parameters()
+    ]
+    rows += ["noted"] if noted else []
+    return hashlib.sha256("\n".join([str(plan), *rows]).encode()).hexdigest()[:16]
+
+
+def agree(plan: Plan, model: Any) -> bool:
+    """Raise on every rank, naming those that differ from most, unless all have one fingerprint.
+
+    Whether some ranks have made the model without values, on the meta device.
+    """
+    empty = any(p.is_meta for p in model.parameters())
+    noted = deferred_of(model) is not None
+    mine = {"plan": str(plan), "print": fingerprint(plan, model, noted=noted), "empty": empty}
+    each = everyones(mine)
+    if len({e["print"] for e in each}) == 1:
+        return any(e["empty"] for e in each)
+    usual = Counter(e["print"] for e in each).most_common(1)[0][0]
+    odd = [r for r, e in enumerate(each) if e["print"] != usual]
+    most = next(e for e in each if e["print"] == usual)
+    what = "plan" if any(each[r]["plan"] != most["plan"] for r in odd) else "model"
+    raise InputError(
+        f"rank {', '.join(map(str, odd))} has another {what} than the others",
+        hint="every rank has to make the same model and read the same plan",
+    )
+
+
+def found_by_first(
+    ranks: Sequence[int], found: Callable[[], Any], hint: str, group: Any = None
+) -> Any:
+    """What the first of some ranks finds, on all of a group; where it cannot, all raise its words.
+
+    The others of `ranks` do the same: what is split over them takes all.
+    """
+    mine, why = None, ""
+    if dist.get_rank() in ranks:
+        try:
+            mine = found()
+        except InputError as error:
+            why = error.message
+    mine, why = said_by(ranks[0], (mine, why), group)
+    if why:
+        raise InputError(why, hint=hint)
+    return mine
+
+
+def place(plan: Plan, rank: int) -> dict[str, int]:
+    """Where a rank stands on each axis; of segments, which it is in."""
+    if plan.segments:
+        stages = [k for k, row in enumerate(plan.segments) if rank in ranks_of(row[1])]
+        return dict.fromkeys(ORDER, 0) | {"pp": stages[0] if stages else 0}
+    logical = placed(plan).index(rank) if plan.placement else rank
+    found = {}
+    for axis in ORDER:
+        logical, found[axis] = divmod(logical, plan.degrees().get(axis, 1))
+    return found
+
+
+def replica(plan: Plan, rank: int) -> int:
+    """Which of the replicas a rank is in: ranks of one work on the same samples."""
+    at = place(plan, rank)
+    if not plan.segments:
+        return at["dp"]
+    one = own_plans(plan)[at["pp"]]
+    return one.ranks.index(rank) // (len(one.ranks) // one.plan.dp)
+
+
+def placed(plan: Plan) -> list[int]:
+    """The rank of the run that is each of a plan's: of a part of a cluster, in the same order.
+
+    Ranks that share layers, tokens or images take their parts in the order of their numbers, as
+    torch numbers the ranks of a group: another order of the same ranks is no other plan.
+    """
+    order = sorted(plan.placement)
+    found = [order.index(rank) for rank in plan.placement]
+    axes = [(axis, plan.degrees().get(axis, 1)) for axis in reversed(ORDER)]
+    if not found or math.prod(n for _, n in axes) != len(found):
+        return found
+    grid = torch.tensor(found, device="cpu").reshape([n for _, n in axes])
+    for dim in reversed(range(len(axes))):  # inner first: they stay in order
+        if axes[dim][0] not in ("dp", "pp"):
+            grid = grid.sort(dim).values
+    return list(grid.flatten().tolist())
+
+
+class Places:
+    """The groups of this rank, one for each axis of a plan that has more than one rank.
+
+    `among`: the ranks of the run that the plan is for, where they are a part; all ranks ask.
+    """
+
+    def __init__(self, plan: Plan, device: str, among: Sequence[int] = ()) -> None:
+        size = len(among) or dist.get_world_size()
+        self.among = list(among)
+        if plan.ranks != size:
+            raise InputError(
+                f"the plan `{plan}` needs {plan.ranks} ranks, there are {size}",
+                hint=f"run it with -n {plan.ranks}",
+            )
+        degrees = {axis: plan.degrees().get(axis, 1) for axis in reversed(ORDER)}
+        self.plan, self.degrees, self.device, self._replicas = plan, degrees, device, None
+        if plan.groups or plan.stages or plan.segments:  # no axes: layers have ranks of their own
+            self.at = dict.fromkeys(degrees, 0)
+            return
+        every = self.among or placed(plan) or range(size)
+        ranks = torch.tensor(every, device="cpu").reshape(tuple(degrees.values()))
+        self.at = self._place(dist.get_rank())
+        shape = {a: n for a, n in degrees.items() if n > 1} or {"dp": 1}
+        if self.is_hybrid:  # data-parallel ranks are two axes, and one besides
+            parts = dict(zip(HYBRID, (plan.dp // plan.sharing, plan.sharing), strict=True))
+            pairs = [parts.items() if a == "dp" else [(a, n)] for a, n in shape.items()]
+            shape = dict(pair for some in pairs for pair in some)
+        grid = ranks.reshape(tuple(shape.values()))
+        if self.is_hybrid:  # torch numbers the ranks of a group upwards, whatever their places
+            grid = grid.sort(list(shape).index(HYBRID[1])).values
+        self.mesh = DeviceMesh(device, grid, mesh_dim_names=tuple(shape))
+        self._replicas = self.mesh[HYBRID]._flatten("dp") if self.is_hybrid else None
+        self._ranks = ranks
+
+    def _place(self, rank: int) -> dict[str, int]:
+        """Where a rank of the run stands on each axis."""
+        if not self.among:
+            return place(self.plan, rank)
+        return place(self.plan, self.among.index(rank) if rank in self.among else 0)
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether parameters are sharded over some of the data-parallel ranks and copied to all."""
+        return self.plan.zero >= 2 and self.plan.sharing != self.plan.dp
+
+    def group(self, axis: str) -> Any:
+        """The ranks that differ from this one along an axis only; None where it is alone."""
+        if axis == "dp" and self._replicas is not None:
+            return self._replicas.get_group()
+        return self.mesh.get_group(axis) if self.degrees[axis] > 1 else None
+
+    def order(self, axis: str) -> list[int]:
+        """The place on an axis of each rank of its group, which numbers its ranks upwards."""
+        if self.degrees[axis] == 1:
+            return [0]
+        ranks = dist.get_process_group_ranks(self.group(axis))
+        return [self._place(rank)[axis] for rank in ranks]
+
+    def copies(self) -> tuple[Any, list[int]]:
+        """The ranks that hold the same parameters, and the place on `dp` of each of them.
+
+        Ranks that share the tokens of a sample (`cp`) are among them.
+        """
+        if self.degrees["cp"] == 1:
+            return self.group("dp"), self.order("dp")
+        group = self._sharing_parameters().get_group()
+        return group, [self._place(rank)["dp"] for rank in dist.get_process_group_ranks(group)]
+
+    def _sharing_parameters(self) -> Any:
+        """The mesh of the ranks that hold the same parameters, where they share tokens."""
+        axes = tuple(a for a in self.mesh.mesh_dim_names if a in _COPIES)
+        return self.mesh[axes]._flatten("copies") if len(axes) > 1 else self.mesh["cp"]
+
+    def line(self, axis: str) -> Any:
+        """The mesh of one axis."""
+        return self.mesh[axis]
+
+    def split_mesh(self) -> Any:
+        """The mesh of the axes that split layers: those of `cp` and `tp` that there are."""
+        return self.mesh[tuple(a for a in ("cp", "tp") if self.degrees[a] > 1)]
+
+    def expert_mesh(self) -> Any:
+        """Copies × parts of the experts: neighbours among data-parallel ranks share them."""
+        ranks = torch.tensor(placed(self.plan) or range(self.plan.ranks), device="cpu")
+        shape = (self.plan.dp // self.plan.ep, self.plan.ep)
+        grid = ranks.reshape(shape).sort(1).values  # as torch numbers the ranks of a group
+        return DeviceMesh(self.device, grid, mesh_dim_names=("copies", "ep"))
+
+    def image_group(self) -> Any:
+        """The ranks that hold parts of the same image; they are neighbours in number."""
+        axes = [list(self.degrees).index(a) for a in IMAGE]
+        rest = [d for d in range(self._ranks.dim()) if d not in axes]
+        rows = self._ranks.permute(*rest, *reversed(axes)).flatten(0, len(rest) - 1)
+        mine = next(row for row in rows.flatten(1).tolist() if dist.get_rank() in row)
+        return new_groups([mine])[tuple(mine)]
+
+    def sharding(self) -> Any:
+        """The mesh that parameters are sharded over: copies × parts where sharding is hybrid."""
+        if self.is_hybrid:
+            return self.mesh[HYBRID]
+        return self._sharing_parameters() if self.plan.cp > 1 else self.mesh["dp"]

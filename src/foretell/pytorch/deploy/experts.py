@@ -90,20 +90,14 @@ class Experts:
 
     def _everywhere(self, args: Any, kwargs: Any) -> Any:
         """A call of another kind: all of it on every rank."""
-        own = {}
-        for name, p in self.module.named_parameters():
-            held = p.redistribute(placements=self.whole)
-            own[name] = held.to_local(grad_placements=self.whole)
+        own = {n: self._plain(p) for n, p in self.module.named_parameters()}
         values = torch.utils._pytree.tree_map(self._plain, (args, kwargs))
         with _holding(self.module, own):
             found = self.own(*values[0], **values[1])
         return DTensor.from_local(found, self.mesh, self.whole, run_check=False)
 
     def _plain(self, x: Any) -> Any:
-        if not isinstance(x, DTensor):
-            return x
-        held = x.redistribute(placements=self.whole)
-        return held.to_local(grad_placements=self.whole)
+        return self._local(x, self.whole, self.whole) if isinstance(x, DTensor) else x
 
 
 class Dispatched:

@@ -28,6 +28,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from foretell.errors import InputError
+from foretell.pytorch.deploy.collective import said_by
 from foretell.pytorch.deploy.optimizer import STAGE
 from foretell.pytorch.deploy.units import size_of, stage_ends, units
 from foretell.pytorch.deploy.uses import untouched
@@ -343,11 +344,9 @@ class PipelinedCall:
         """One parameter's state, from the rank that updates it to all."""
         is_here = dist.get_rank() == source
         state = dict(optimizer.state.get(parameter, {})) if is_here else {}
-        shapes = [(k, v.to("meta") if _is_tensor(v) else v) for k, v in state.items()]
-        box = [shapes if is_here else None]
-        dist.broadcast_object_list(box, src=source, group=self.group)
-        for key, value in box[0] or []:
-            if not _is_tensor(value):
+        shapes = [(k, v.to("meta") if torch.is_tensor(v) else v) for k, v in state.items()]
+        for key, value in said_by(source, shapes, self.group):
+            if not torch.is_tensor(value):
                 state.setdefault(key, value)
                 continue
             device = state[key].device if is_here else parameter.device
@@ -431,20 +430,12 @@ class PipelinedCall:
         return x
 
 
-class _Here:
-    """Stands for what the block before gives."""
-
-
-_HERE = _Here()
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
+_HERE = object()  # stands for what the block before gives
 
 
 def _keeps_state(value: Any) -> bool:
     """Whether something other than a function or a setting is handed from block to block."""
-    return hasattr(value, "__dict__") and not callable(value) and value is not _HERE
+    return hasattr(value, "__dict__") and not callable(value)
 
 
 class _Stages(torch.autograd.Function):  # type: ignore[misc]

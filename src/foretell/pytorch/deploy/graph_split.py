@@ -28,9 +28,9 @@ from foretell.errors import InputError
 from foretell.pytorch.capture import capture
 from foretell.pytorch.deploy.collective import both_ways, same
 from foretell.pytorch.deploy.experts import Experts, experts_of
-from foretell.pytorch.deploy.tokens import add_up, require_even
+from foretell.pytorch.deploy.tensor import add_up, require_even
 from foretell.pytorch.deploy.units import units
-from foretell.pytorch.deploy.uses import untouched
+from foretell.pytorch.deploy.uses import is_wide, untouched
 from foretell.workload.captured.weights import StepSplits, parameter_splits
 
 Module = Any
@@ -135,9 +135,7 @@ class GraphSplit:
         return call
 
     def _plain(self, x: Any) -> Any:
-        if not isinstance(x, DTensor):
-            return x
-        return _local(x, self.whole, self.whole)
+        return _local(x, self.whole, self.whole) if isinstance(x, DTensor) else x
 
     def _given_out(self, x: Any) -> Any:
         """What the caller gets: a loss is a tensor of its own, which may be written to."""
@@ -146,15 +144,15 @@ class GraphSplit:
 
     def _enter(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Each rank takes its part of the tokens where the blocks begin."""
-        key = next((k for k, x in kwargs.items() if _is_wide(x)), None)
-        if args and _is_wide(args[0]):
+        key = next((k for k, x in kwargs.items() if is_wide(x)), None)
+        if args and is_wide(args[0]):
             return (self._tokens(args[0]), *args[1:]), kwargs
         if key is not None:
             return args, kwargs | {key: self._tokens(kwargs[key])}
         return None
 
     def _tokens(self, x: Tensor) -> Tensor:
-        held = x if isinstance(x, DTensor) else self._held(x)
+        held = self._given(x)
         how = list(held.placements)
         for axis in (self.cp, self.tp if self.sp else None):
             if axis is not None:
@@ -180,8 +178,7 @@ class GraphSplit:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """A matmul with a parameter, on local tensors."""
-        x = x if isinstance(x, DTensor) else self._held(x)
-        weight = weight if isinstance(weight, DTensor) else self._held(weight)
+        x, weight = self._given(x), self._given(weight)
         last, hows = x.dim() - 1, list[tuple[Any, ...]]()
         for mine, theirs in zip(x.placements, weight.placements, strict=True):
             if theirs == Shard(0):  # outputs are split: inputs whole
@@ -320,10 +317,6 @@ def _has_split(values: Sequence[Any]) -> bool:
     return any(
         isinstance(x, DTensor) or (isinstance(x, list | tuple) and _has_split(x)) for x in values
     )
-
-
-def _is_wide(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.dim() >= 3 and x.is_floating_point()
 
 
 def _distributed(p: Tensor, mesh: Any, how: Sequence[Any]) -> Tensor:

@@ -53,7 +53,7 @@ class Notes:
     def __enter__(self) -> Self:
         import torch.distributed as dist
 
-        from foretell.pytorch.deploy import factors
+        from foretell.pytorch.deploy import sync
 
         optimizer, call = self.deployed.optimizer, self.deployed.loss
         for name, parameter in self.deployed.model.named_parameters():
@@ -64,7 +64,7 @@ class Notes:
         self._patch(self.deployed, "loss", self._after(call, "forward"))
         for op in _MESSAGES:
             self._patch(dist, op, self._sending(op, getattr(dist, op)))
-        self._patch(factors, "_gather", self._sending("all_gather", factors._gather))
+        self._patch(sync, "_gather", self._sending("all_gather", sync._gather))
         self.begun = time.perf_counter()
         return self
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.pytorch.deploy.buckets import local
-from foretell.pytorch.deploy.collective import split_of
+from foretell.pytorch.deploy.collective import everyones, split_of
 
 Tensor = Any
 
@@ -42,11 +42,16 @@ class Ema:
 
 def clip(made: Any, most: float) -> Tensor:
     """Scale gradients so that their norm is at most so much; the norm before. On every rank."""
-    norm = gradient_norm(made)
-    factor = (most / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-    for parameter in made.here.values():
+    return _scaled(made.here.values(), gradient_norm(made), most)
+
+
+def _scaled(parameters: Iterable[Tensor], norm: Tensor, most: float) -> Tensor:
+    """Scale gradients of a norm so that it is at most so much, as torch.nn.utils does."""
+    factor = (most / (norm + 1e-6)).clamp(max=1.0)
+    for parameter in parameters:
         if parameter.grad is not None:
-            local(parameter.grad).mul_(factor.to(parameter.grad.dtype))
+            grad = local(parameter.grad)
+            grad.mul_(factor.to(grad.device, grad.dtype))
     return norm
 
 
@@ -100,13 +105,7 @@ def clip_norm(
 ) -> Tensor:
     """As torch.nn.utils.clip_grad_norm_, also where some gradients are split over ranks."""
     each = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    norm = total_norm(each, float(norm_type))
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for parameter in each:
-        if parameter.grad is not None:
-            grad = local(parameter.grad)
-            grad.mul_(factor.to(grad.device, grad.dtype))
-    return norm
+    return _scaled(each, total_norm(each, float(norm_type)), max_norm)
 
 
 def clip_value(
@@ -126,9 +125,7 @@ def owns(made: Any, parameter: Tensor) -> bool:
 def _copies(made: Any) -> dict[str, int]:
     """How many ranks have the gradient of the same part of each parameter."""
     mine = {name: _part(p) for name, p in made.here.items() if owns(made, p)}
-    each: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(each, mine)
-    count = Counter((name, part) for rows in each for name, part in rows.items())
+    count = Counter((name, part) for rows in everyones(mine) for name, part in rows.items())
     return {name: count[name, part] for name, part in mine.items()}
 
 
@@ -252,8 +249,7 @@ def _require_kernels(optimizer: Any, word: str) -> None:
             word == "fused" and is_sgd and is_split
         ),
     }
-    each: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(each, next((why for why, is_so in found.items() if is_so), ""))
+    each = everyones(next((why for why, is_so in found.items() if is_so), ""))
     if any(each):
         raise InputError(max(each), hint="leave optimizer_kernels out of the plan")
 

@@ -20,14 +20,22 @@ from foretell.pytorch.deploy.actions import Pipeline, parse
 from foretell.pytorch.deploy.actions import pipeline as pipeline_of
 from foretell.pytorch.deploy.blocks import Blocks
 from foretell.pytorch.deploy.channels import split_all
-from foretell.pytorch.deploy.collective import Shared, new_groups
+from foretell.pytorch.deploy.collective import Places, Shared, new_groups
 from foretell.pytorch.deploy.forward_stages import forward_stages
-from foretell.pytorch.deploy.mesh import Places
 from foretell.pytorch.deploy.precision import dtype_of, mixed, precision_of
 from foretell.pytorch.deploy.recompute import recompute
-from foretell.pytorch.deploy.staging import FIRST, LAST, Cut, Traced, cut, in_stages, trace
-from foretell.pytorch.deploy.units import cut as cut_line
-from foretell.pytorch.deploy.units import is_line, units
+from foretell.pytorch.deploy.units import (
+    FIRST,
+    LAST,
+    Cut,
+    Traced,
+    cut,
+    cut_line,
+    in_stages,
+    is_line,
+    trace,
+    units,
+)
 from foretell.pytorch.deploy.uses import holders
 
 Loss = Callable[[Any, Any], Any]
@@ -296,12 +304,8 @@ def _split(mine: Mapping[int, Module], stages: Sequence[StageSpec]) -> None:
 
 def _is_read(module: Module, parameter: Any) -> bool:
     """Whether the traced forward takes a parameter in its own hands."""
-    taken = [n.target for n in module.graph.nodes if n.op == "get_attr"]
-    return any(module.get_parameter(name) is parameter for name in taken if _has(module, name))
-
-
-def _has(module: Module, name: str) -> bool:
-    return name in dict(module.named_parameters(remove_duplicate=False))
+    known = dict(module.named_parameters(remove_duplicate=False))
+    return any(known.get(n.target) is parameter for n in module.graph.nodes if n.op == "get_attr")
 
 
 def runtime(stages: Stages, plan: Plan, places: Places, loss: Loss, shared: Shared) -> Blocks:

@@ -25,7 +25,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import torch
@@ -75,7 +74,7 @@ def compile_regions(
             rows.setdefault(parent, []).append(names)
     for parent, runs in rows.items():
         box = model.get_submodule(parent)
-        box.forward = partial(_forward, _segments(box, runs, backend))
+        box.forward = nn.Sequential(*_segments(box, runs, backend)).forward
 
 
 def refusable(model: Module, region: Sequence[str]) -> tuple[str, list[str]]:
@@ -112,12 +111,6 @@ def _segments(box: nn.Sequential, runs: list[list[str]], backend: str) -> list[A
         elif name not in inside:
             found.append(child)
     return found
-
-
-def _forward(segments: Sequence[Any], x: Any) -> Any:
-    for segment in segments:
-        x = segment(x)
-    return x
 
 
 def is_op(node: Node) -> bool:
@@ -440,9 +433,8 @@ def _compiled(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
     with (
         torch.no_grad(),
         torch._inductor.config.patch(fallback_random=True),
-        warnings.catch_warnings(),
+        warnings.catch_warnings(action="ignore"),
     ):
-        warnings.simplefilter("ignore")
         found: Callable[..., Any] = torch._inductor.standalone_compile(
             graph, inputs, dynamic_shapes="from_example_inputs"
         )

@@ -17,8 +17,7 @@ from foretell.pytorch.deploy.experts import experts_of
 from foretell.pytorch.deploy.graph_split import step_splits
 from foretell.pytorch.deploy.precision import precision_of, refusal, require_fp8, require_layers
 from foretell.pytorch.deploy.regions import require_parameters
-from foretell.pytorch.deploy.tensor import lone, named, said
-from foretell.pytorch.deploy.tokens import SEQUENCE, blocks
+from foretell.pytorch.deploy.tensor import SEQUENCE, blocks, lone, named, said
 from foretell.pytorch.deploy.units import units
 from foretell.pytorch.deploy.uses import Call, Uses, tied_names, tokens_of, uses_of
 from foretell.workload.captured.weights import StepSplits

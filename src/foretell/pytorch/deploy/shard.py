@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_map
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.pytorch.deploy.buckets import local
+from foretell.pytorch.deploy.collective import everyones
 from foretell.pytorch.deploy.deferred import Deferred, Place, placed, with_memory
 from foretell.pytorch.deploy.units import is_box, units
 from foretell.pytorch.deploy.uses import shared_names, trial
@@ -127,8 +128,7 @@ def _make(model: Any, whole: Mapping[str, Any], made: Deferred) -> None:
     for rows, storage in made.values(wanted):
         for tensor, place in rows:
             _keep(tensor, place.on(storage))
-    ends: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ends, hashlib.sha256(made.ends.numpy().tobytes()).hexdigest())
+    ends = everyones(hashlib.sha256(made.ends.numpy().tobytes()).hexdigest())
     if len(set(ends)) > 1:
         odd = next(r for r, end in enumerate(ends) if end != ends[0])
         raise InputError(
@@ -187,11 +187,8 @@ class Usage:
         self.fills = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # torch does it
         self._under_way: tuple[Any, Any] | None = None  # a message that need not be waited for
         self.parameters = list[Any]()
-        for module in modules:
-            for inner in module.modules():
-                if isinstance(inner, FSDPModule):
-                    for part in _groups(inner._get_fsdp_state()):
-                        self._watch(part)
+        for part in (part for module in modules for part in _parts(module)):
+            self._watch(part)
 
     def _watch(self, part: Any) -> None:
         """Look for gradients before torch reduces them; a name torch marks as private."""
@@ -213,7 +210,7 @@ class Usage:
         """Average the gradients of scalars as they are made, for a loop that is not ours."""
 
         def average(parameter: Any) -> None:
-            if _reduces(model):
+            if all(part.reduce_grads for part in _parts(model)):  # else they add up
                 dist.all_reduce(parameter.grad, group=self.group)
                 parameter.grad /= dist.get_world_size(self.group)
 
@@ -260,15 +257,10 @@ def _groups(state: Any) -> list[Any]:
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
-def _reduces(model: Any) -> bool:
-    """Whether this backward reduces gradients, or adds them up."""
-    parts = [
-        part
-        for inner in model.modules()
-        if isinstance(inner, FSDPModule)
-        for part in _groups(inner._get_fsdp_state())
-    ]
-    return all(part.reduce_grads for part in parts)
+def _parts(model: Any) -> list[Any]:
+    """What is gathered together, of all units of a model."""
+    units = [m for m in model.modules() if isinstance(m, FSDPModule)]
+    return [part for unit in units for part in _groups(unit._get_fsdp_state())]
 
 
 def _fill(parameter: Any) -> None:

@@ -98,7 +98,9 @@ def split_spatial(
             pool = partial(_pool, module, grid, module.forward)
             module.forward = partial(_on_part, grid, name, pool)
         elif isinstance(module, _NORMS):
-            module.forward = partial(_on_part, grid, name, partial(_norm, module, grid, among))
+            whole = grid.group or dist.group.WORLD
+            call = partial(normalize, module, among or grid.group, parts=whole)
+            module.forward = partial(_on_part, grid, name, call)
         elif isinstance(module, _WHOLE):
             module.forward = partial(_on_whole, grid, module.forward)
     model.register_forward_pre_hook(lambda _, args: (_cut_image(args[0], grid), *args[1:]))
@@ -180,10 +182,6 @@ def _pool(pool: Module, grid: Grid, call: Callable[[Tensor], Tensor], x: Tensor)
         return call(x)
     finally:
         pool.padding = before
-
-
-def _norm(norm: Module, grid: Grid, among: Any, x: Tensor) -> Tensor:
-    return normalize(norm, among or grid.group, x, parts=grid.group or dist.group.WORLD)
 
 
 def _pads(layer: Module, x: Tensor) -> list[Span]:

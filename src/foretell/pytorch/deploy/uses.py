@@ -90,7 +90,7 @@ def tokens_of(model: Any, blocks: Mapping[str, Any], call: Call | None) -> dict[
 
     def entered(name: str) -> Callable[..., None]:
         def note(module: Any, args: Any, kwargs: Any) -> None:
-            wide = [x for x in tree_leaves((args, kwargs)) if _is_wide(x)]
+            wide = [x for x in tree_leaves((args, kwargs)) if is_wide(x)]
             found.setdefault(name, wide[0].shape[1]) if wide else None
 
         return note
@@ -104,7 +104,8 @@ def tokens_of(model: Any, blocks: Mapping[str, Any], call: Call | None) -> dict[
     return found
 
 
-def _is_wide(x: Any) -> bool:
+def is_wide(x: Any) -> bool:
+    """Whether a value has samples, tokens and features."""
     return isinstance(x, torch.Tensor) and x.dim() >= 3 and x.is_floating_point()
 
 
@@ -127,11 +128,8 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         }
         self.made: dict[int, tuple[str, Any]] = {}  # outputs, held so that ids stay theirs
         for name, layer in self.layers.items():  # a trial takes hooks away again
-            layer.register_forward_pre_hook(self._entered(name))
+            layer.register_forward_pre_hook(lambda *_, own=name: self.inside.append(own))
             layer.register_forward_hook(self._left(name))
-
-    def _entered(self, name: str) -> Callable[..., None]:
-        return lambda *_: self.inside.append(name)
 
     def _left(self, name: str) -> Callable[..., None]:
         def left(module: Any, args: Any, output: Any) -> None:

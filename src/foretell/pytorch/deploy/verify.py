@@ -27,7 +27,7 @@ from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.apply import deploy
 from foretell.pytorch.deploy.batch_norm import norms
 from foretell.pytorch.deploy.checkpoint import buffers, gradients, parameters, still
-from foretell.pytorch.deploy.mesh import fingerprint, place
+from foretell.pytorch.deploy.collective import everyones, fingerprint, place, said_by
 from foretell.pytorch.deploy.pipelined import micro_batches, pieces
 from foretell.pytorch.deploy.precision import mixed, precision_of, scaler
 from foretell.pytorch.script import default_loss
@@ -54,7 +54,7 @@ def verified(
     need = _COPIES * sum(p.numel() * p.element_size() for p in model.parameters())
     del model
     before: dict[str, Any] | None = None if always else run_files.read(path)
-    before, why = _same((before, "" if before else _why_not(need, case.device)))
+    before, why = said_by(0, (before, "" if before else _why_not(need, case.device)))
     if before:
         return before | {"before": True}
     if why:
@@ -81,13 +81,6 @@ def _why_not(need: int, device: str) -> str:
         held, left = need / 2**30, free / 2**30
         return f"one process would need {held:.1f} GiB beside this one, {left:.1f} are free"
     return ""
-
-
-def _same(said: Any) -> Any:
-    """What the first rank says."""
-    box = [said]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
 
 
 LOSS, GRADIENT = 1e-6, 1e-5  # relative, in fp32; buffers as gradients
@@ -182,15 +175,14 @@ def verify(
 
 def _wanted(alone: _Alone | None, step: int) -> dict[str, Any]:
     """What one process finds, on the first rank; where it refuses a batch, all raise its words."""
-    found, why = dict[str, Any](), [""]
+    found, why = dict[str, Any](), ""
     try:
         found = alone.step(step) if alone is not None else found
     except ValueError as error:  # a layer's own words for a batch that it is not for
-        why = [f"one process cannot train on such micro-batches: {error}"]
-    if not step:
-        dist.broadcast_object_list(why, src=0)
-    if why[0]:
-        raise InputError(why[0], hint="take a larger micro_batch")
+        why = f"one process cannot train on such micro-batches: {error}"
+    why = why if step else said_by(0, why)
+    if why:
+        raise InputError(why, hint="take a larger micro_batch")
     return found
 
 
@@ -319,9 +311,8 @@ class Seen:
 
 def _compare_loss(seen: Seen, step: int, loss: Any, share: float, wanted: Any) -> None:
     """The mean over ranks that know theirs, by their shares of the batch."""
-    each: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(each, None if loss is None else (float(loss.detach()), share))
-    known = [pair for pair in each if pair is not None]
+    mine = None if loss is None else (float(loss.detach()), share)
+    known = [pair for pair in everyones(mine) if pair is not None]
     if wanted is None or not known:
         return
     mean = sum(x * w for x, w in known) / sum(w for _, w in known)
@@ -338,16 +329,15 @@ def _compare(seen: Seen, step: int, what: str, mine: dict[str, Any], wanted: Any
     """Each tensor here with that of the first rank, which sends it to all."""
     device = next((t.device for t in mine.values() if t is not None), torch.device("cpu"))
     rows = [(n, tuple(t.shape), t.dtype) for n, t in (wanted or {}).items()]
-    box: list[Any] = [rows, largest(wanted or {})]
-    dist.broadcast_object_list(box, src=0)
-    missing = set(mine) - {n for n, _, _ in box[0]}
+    rows, most = said_by(0, (rows, largest(wanted or {})))
+    missing = set(mine) - {n for n, _, _ in rows}
     limit = seen.limit * (UPDATED if what == "parameter" else 1.0)
-    for name, shape, dtype in box[0]:
+    for name, shape, dtype in rows:
         sent = wanted[name].contiguous() if wanted else torch.empty(shape, dtype=dtype)
         sent = sent.to(device)
         dist.broadcast(sent, src=0)
         if mine.get(name) is not None:
-            seen.note(step, what, name, tensor_off(mine[name], sent, box[1]), limit)
+            seen.note(step, what, name, tensor_off(mine[name], sent, most), limit)
     if wanted:
         seen.wanted |= {(step, what, name) for name in wanted}
     for name in missing:  # nothing reached it alone
@@ -375,8 +365,7 @@ def tensor_off(mine: Tensor, wanted: Tensor, largest: float) -> float:
 def _agreed(seen: Seen, steps: int) -> Verdict:
     """One verdict for all ranks; the earliest difference first."""
     found = Verdict(steps, seen.tensors, seen.loss_off, seen.gradient_off, tuple(seen.differences))
-    each: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(each, (found, seen.names, seen.wanted))
+    each = everyones((found, seen.names, seen.wanted))
     order = {"loss": 1, "gradient": 0, "parameter": 2, "buffer": 3}
     every = [d for v, _, _ in each for d in v.differences]
     held = {key for _, names, _ in each for key in names}

@@ -45,7 +45,8 @@ class Cut:
 
 def cut_of(values: Any, shares: Sequence[int], ranks: int, group: Any) -> Cut | None:
     """How the arguments of a call are split by samples; None where they are not."""
-    if ranks == 1 or any(isinstance(x, PackedSequence) for x in _containers(values)):
+    args, kwargs = values
+    if ranks == 1 or any(isinstance(x, PackedSequence) for x in (*args, *kwargs.values())):
         return None
     samples = _samples(values)
     if samples < ranks:
@@ -98,9 +99,7 @@ def _require_alike(found: Any, cut: Cut) -> None:
     """Raise on every rank unless all have tensors of the same shapes, but for their samples."""
     rows: list[Any] = []
     _mapped(lambda x: rows.append(_shape(x, cut)), found)
-    each: list[Any] = [None] * len(cut.sizes)
-    dist.all_gather_object(each, rows, group=cut.group)
-    if any(row != rows for row in each) or "?" in rows:
+    if any(row != rows for row in collective.everyones(rows, cut.group)) or "?" in rows:
         raise Apart
 
 
@@ -157,11 +156,6 @@ def _mapped(call: Callable[[Any], Any], found: Any) -> Any:
         values = {f.name: getattr(found, f.name) for f in dataclasses.fields(found) if f.init}
         return dataclasses.replace(found, **pytree.tree_map(call, values))
     return pytree.tree_map(call, found)
-
-
-def _containers(values: Any) -> list[Any]:
-    args, kwargs = values
-    return [*args, *kwargs.values()]
 
 
 def _samples(values: Any) -> int:

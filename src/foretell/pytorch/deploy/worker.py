@@ -114,7 +114,7 @@ def leave() -> None:
 def _run(asked: Asked, folder: Path, rank: int, heartbeat: Heartbeat) -> dict[str, Any]:
     import torch.distributed as dist
 
-    from foretell.pytorch.deploy.mesh import place
+    from foretell.pytorch.deploy.collective import place
 
     plan = Plan.parse(asked.plan)
     device = joined(asked)
@@ -202,7 +202,7 @@ class _Steps:
     def __init__(self, script: ModuleType, plan: Plan, device: str, batch_norm: str) -> None:
         import torch.distributed as dist
 
-        from foretell.pytorch.deploy.mesh import place, replica
+        from foretell.pytorch.deploy.collective import place, replica
 
         self.script, self.plan, self.device = script, plan, device
         self.batch_norm, self.loss = batch_norm, getattr(script, "loss", None)
@@ -214,28 +214,17 @@ class _Steps:
         self.at, self.stage = where["dp"], where["pp"] or self.rank * bool(plan.groups)
         self.replica = replica(plan, self.rank)
 
-    def make(self) -> Any:
+    def make(self, is_whole: bool = False) -> Any:
         """The script's model, the same on every rank; without values where ranks get parts."""
         import torch
 
         from foretell.pytorch.deploy.shard import fills_parts
 
         torch.manual_seed(0)
-        if fills_parts(self.plan):
+        if fills_parts(self.plan) and not is_whole:
             self.model = _without_values(self.script.model, self.rank)
         else:
             self.model = self.script.model()
-        return self._ready()
-
-    def whole(self) -> Any:
-        """The script's model with all its values."""
-        import torch
-
-        torch.manual_seed(0)
-        self.model = self.script.model()
-        return self._ready()
-
-    def _ready(self) -> Any:
         if not any(p.is_meta for p in self.model.parameters()):
             self.model = self.model.to(self.device)
         self.part(0, self.at)  # which makes it take its inputs by name, where it wants that
@@ -256,7 +245,7 @@ class _Steps:
             self.device,
             self.batch_norm,
             float(getattr(self.script, "max_norm", 0.0)),
-            self.whole,
+            partial(self.make, is_whole=True),
         )
         source = Path(asked.script).read_text(errors="replace")
         found = verified(

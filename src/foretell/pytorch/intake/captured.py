@@ -30,7 +30,7 @@ from foretell.cluster.read import devices
 from foretell.graph import BufferKind, Phase, save
 from foretell.graph.columns import NONE
 from foretell.pytorch.capture import gpu, words
-from foretell.pytorch.capture.compose import Formats, compose
+from foretell.pytorch.capture.entry import Formats, compose
 from foretell.pytorch.capture.gpu import ON_CPU, chosen
 from foretell.pytorch.capture.record import Ledger, Recorder, is_work, workspace
 from foretell.pytorch.capture.step import as_on_gpu
@@ -39,7 +39,7 @@ from foretell.pytorch.intake import fake
 from foretell.pytorch.intake.files import Journal
 from foretell.pytorch.intake.profiled import Leave, journalled_saves, progress_in
 from foretell.pytorch.intake.request import Request
-from foretell.pytorch.intake.watch import Watch, watched_processes
+from foretell.pytorch.intake.watch import Listener, Watch, watched_processes
 from foretell.pytorch.profile.layers import Parents
 
 _FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -92,7 +92,7 @@ class StepRecorder(Recorder):
 
 
 @dataclass
-class Capturing:
+class Capturing(Listener):
     """Writes the graph of a step of whatever runs while it is open, then leaves."""
 
     request: Request

@@ -361,10 +361,6 @@ def _plain_loader(plain: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-def _always(value: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: value
-
-
 class OneRank(Module):  # type: ignore[misc]
     """Stand-in for a wrapper that would distribute a model: the model itself."""
 
@@ -400,7 +396,7 @@ def _sharded(module: Any, *args: Any, **kwargs: Any) -> Any:
     """`fully_shard` over one rank: nothing is sharded."""
     for name in ("set_requires_gradient_sync", "set_is_last_backward", "reshard", "unshard"):
         for one in module if isinstance(module, (list, tuple)) else (module,):
-            setattr(one, name, _always(None))
+            setattr(one, name, gpu.always(None))
     return module
 
 
@@ -427,17 +423,17 @@ def _stand_ins(fakes: Fakes, shows_gpu: bool) -> list[tuple[Any, str, Any]]:
         (fsdp, "FullyShardedDataParallel", OneRank),
         (fsdp, "fully_shard", _sharded),
         (spawning, "start_processes", _run_first),
-        (cuda, "is_available", _always(shows_gpu)),
-        (cuda, "device_count", _always(int(shows_gpu))),
-        (cuda, "is_initialized", _always(False)),
-        (cuda, "get_device_name", _always("pretended GPU")),
-        (cuda, "get_rng_state", _always(torch.zeros(16, dtype=torch.uint8))),
-        (cuda, "get_rng_state_all", _always([])),
-        (cuda, "mem_get_info", _always((80 << 30, 80 << 30))),
-        (cuda, "memory_stats", _always({})),
+        (cuda, "is_available", gpu.always(shows_gpu)),
+        (cuda, "device_count", gpu.always(int(shows_gpu))),
+        (cuda, "is_initialized", gpu.always(False)),
+        (cuda, "get_device_name", gpu.always("pretended GPU")),
+        (cuda, "get_rng_state", gpu.always(torch.zeros(16, dtype=torch.uint8))),
+        (cuda, "get_rng_state_all", gpu.always([])),
+        (cuda, "mem_get_info", gpu.always((80 << 30, 80 << 30))),
+        (cuda, "memory_stats", gpu.always({})),
     ]
     silent = "set_device manual_seed manual_seed_all set_rng_state set_rng_state_all"
     silent += " reset_peak_memory_stats ipc_collect current_stream"
-    found += [(cuda, name, _always(None)) for name in silent.split()]
+    found += [(cuda, name, gpu.always(None)) for name in silent.split()]
     counts = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-    return found + [(cuda, name, _always(0)) for name in counts]
+    return found + [(cuda, name, gpu.always(0)) for name in counts]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from foretell.errors import InputError
+from foretell.pytorch.deploy import run_files
 from foretell.pytorch.intake.files import undo
 from foretell.pytorch.intake.request import Request, Script, job_of_one_machine, rank_and_world
 
@@ -97,21 +98,14 @@ def _waited(
 ) -> None:
     failed = None
     while any(p.poll() is None for p in processes):
-        _tell(Path(request.folder) / PROGRESS, progress)
+        said = None if progress is None else run_files.read(Path(request.folder) / PROGRESS)
+        if progress is not None and said:
+            progress(*said)
         if failed is None and any(p.poll() for p in processes):
             failed = time.monotonic()
         if failed is not None and time.monotonic() - failed > _GRACE:
             return
         time.sleep(_EVERY)
-
-
-def _tell(path: Path, progress: Progress | None) -> None:
-    if progress is None:
-        return
-    with suppress(OSError, ValueError):
-        words, _, share = path.read_text().rpartition("\t")
-        if words:
-            progress(words, float(share))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

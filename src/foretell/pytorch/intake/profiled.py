@@ -15,12 +15,12 @@ import torch
 from torch import distributed
 
 from foretell import profile as marks
+from foretell.pytorch.deploy.run_files import Board
 from foretell.pytorch.intake.files import Journal
 from foretell.pytorch.intake.launch import PROGRESS
 from foretell.pytorch.intake.request import Request, is_description, is_rank, rank_and_world
 from foretell.pytorch.intake.watch import Watch, watched_processes
-from foretell.pytorch.profile.record import Recorder
-from foretell.pytorch.profile.run import trained_forever, write
+from foretell.pytorch.profile.run import Recorder, trained_forever, write
 
 Leave = Callable[[dict[str, Any]], None]
 
@@ -65,7 +65,8 @@ class Profiling:
         """Whether a script only describes a step, which then is run here without an end."""
         if not is_description(path):
             return False
-        trained_forever(path, torch.device(self.request.device or _default_device()))
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        trained_forever(path, torch.device(self.request.device or default))
         return True
 
     def _finish(self) -> None:
@@ -77,8 +78,9 @@ class Profiling:
         found = self.recorder
         write(found.trace, output, found.measured())
         assert found.plain is not None
-        answer = {"trace": str(output), **found.measured(), "device": _title(found.on_gpu)}
-        self.leave(answer)
+        host = platform.processor() or platform.machine()
+        device = torch.cuda.get_device_name() if found.on_gpu else host
+        self.leave({"trace": str(output), **found.measured(), "device": device})
 
 
 @contextmanager
@@ -97,19 +99,5 @@ def journalled_saves(journal: Journal) -> Iterator[None]:
 
 def progress_in(folder: Path) -> Callable[[str, float], None]:
     """Progress put where the process that waits looks for it."""
-    file = os.open(folder / PROGRESS, os.O_WRONLY | os.O_CREAT, 0o600)
-
-    def tell(words: str, share: float) -> None:
-        text = f"{words}\t{share:.4f}".encode()
-        os.pwrite(file, text, 0)
-        os.ftruncate(file, len(text))
-
-    return tell
-
-
-def _default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _title(on_gpu: bool) -> str:
-    return torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine()
+    board = Board(folder / PROGRESS)
+    return lambda words, share: board.write((words, share))

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -34,8 +34,8 @@ _PATIENT = 24  # turns after which an optimizer that never had one is not waited
 _LONG = 4096  # turns after which a pattern that never repeats is no longer looked for
 
 
-class Listener(Protocol):
-    """Observer of the steps of a script."""
+class Listener:
+    """Observer of the steps of a script; of no interest are those that it does not say."""
 
     def step_ended(self, is_new: bool) -> None:
         """A step has ended; `is_new`: what a step is has just been understood anew."""

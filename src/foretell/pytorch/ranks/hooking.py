@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from foretell.pytorch.deploy.buckets import Buckets
-from foretell.pytorch.deploy.layout import Layout
+from foretell.pytorch.deploy.buckets import Buckets, Layout
 
 _FEW, _MANY, _SMALL = 8, 40, 16  # layers, and numbers in and out of each
 _LARGE, _WIDE = 4, 256  # a megabyte: seconds on the slowest of links

@@ -1,32 +1,28 @@
 """Recorded calls as ops of a workload: what each computes, keeps, and how it may be split.
 
 Matmuls, convolutions, attention, norms, tables and losses become the kinds that built-in models
-are made of (→ `words`, `windows`); everything else keeps its kernels (→ `recorded`).
+are made of; everything else keeps its kernels (→ `recorded`).
+
+Chains of pointwise work are there a second time, as the one kernel that a fusing program makes of
+them. It reads what comes from outside, writes what is used outside, and keeps no more than that;
+its backward reads both and the gradient. A chain that reduces over the last dim in a module whose
+parameters are vectors is a norm.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from foretell.cost.aten import Dims
-from foretell.workload.captured.model import (
-    Model,
-    Piece,
-    as_recorded,
-    image_of,
-    kept_of,
-    own_dtype,
-    summed_back,
-    weights_of,
-    width,
-)
-from foretell.workload.captured.roles import Core, is_expert, is_linear, wide
+from foretell.cost.aten import Dims, kernels
+from foretell.cost.shape import parse
+from foretell.graph import Graph
+from foretell.workload.captured.roles import Core, Roles, is_expert, is_linear, is_through, wide
 from foretell.workload.captured.rows import PRODUCTS, Row, each
 from foretell.workload.models import transformer
-from foretell.workload.models.windows import (
+from foretell.workload.models.cnn import (
     Image,
     Window,
     convolution,
@@ -35,7 +31,283 @@ from foretell.workload.models.windows import (
     product,
     splits_of,
 )
-from foretell.workload.workload import Exchange, Op, Tensor
+from foretell.workload.workload import BYTES, Exchange, Op, Tensor
+
+Piece = Op | Exchange
+
+
+@dataclass
+class Model:
+    """The whole step while its rows are turned into ops."""
+
+    graph: Graph
+    rows: Sequence[Row]
+    roles: Roles
+    batch: int
+    dtype: str
+    tokens: int  # of a sample; 1 where it has none
+    images: bool  # convolutions, and nothing that attends
+    last_image: int = -1  # the last row that looks at more than one pixel
+    whole: bool = False  # images are no longer split from here on
+    first: bool = True  # no convolution came yet
+
+    def per_sample(self, size: float) -> float:
+        return size / self.batch
+
+
+def named_dims(model: Model, at: int) -> tuple[dict[str, float], dict[str, str]]:
+    """Named sizes of one sample of what a row makes, and what may split them."""
+    row = model.rows[at]
+    if not row.live:
+        return {"n": max(row.size, 1.0)}, {}
+    n = model.per_sample(row.size)
+    image = image_of(row)
+    if model.images and image and row.out[0] == model.batch:
+        return image.dims(), {} if model.whole else splits_of(image)
+    if model.tokens > 1 and n >= model.tokens and n % model.tokens == 0:
+        dims = {"tokens": float(model.tokens), "cols": n / model.tokens}
+        if at in model.roles.inside:
+            return dims, {"tp": "cols", "cp": "tokens"}
+        return dims, dict(transformer.ROWS) if model.roles.row else {"cp": "tokens"}
+    return {"n": max(n, 1.0)}, {"tp": "n"} if at in model.roles.inside else {}
+
+
+def image_of(row: Row) -> Image | None:
+    """Channels and sides of what a row makes, where that is an image."""
+    dims = row.out
+    if len(dims) not in (4, 5):
+        return None
+    return Image(dims[1], *dims[-2:], *dims[2:-2])
+
+
+def kernels_of(model: Model, task: int, n: float) -> list[tuple[Any, ...]]:
+    """Kernels of a task for `foretell.workload.kernels`: class, shape by size, bytes, format."""
+    graph = model.graph
+    op, shape, dtype = (graph.text_of(c, task) for c in ("op", "shape", "dtype"))
+    if not shape.startswith("in="):
+        return []
+    moved, flops = float(graph.bytes[task]), float(graph.flops[task])
+    found = []
+    for kernel in kernels(op, shape, moved, flops):
+        sizes = dict(parse(kernel.shape))
+        scaled = ("m",) if kernel.op == "gemm" else ("n", "rows")
+        grows = tuple((k, v / n) for k, v in sizes.items() if k in scaled)
+        fixed = tuple((k, v) for k, v in sizes.items() if k not in scaled)
+        own = "" if is_usual(dtype, model.dtype) else priced_as(dtype)
+        size = kernel.bytes / n * (1.0 if own else 2.0 / BYTES[priced_as(dtype)])
+        work = _work(sizes) / n if kernel.op == "gemm" else 0.0
+        found += [(kernel.op, grows, fixed, size, own, work)] * int(kernel.times)
+    return found
+
+
+def _work(sizes: Mapping[str, float]) -> float:
+    """Operations of a product."""
+    return 2.0 * math.prod(sizes.get(k, 1.0) for k in "bmnk")
+
+
+def is_usual(dtype: str, main: str) -> bool:
+    return dtype == main or {dtype, main} == {"fp32", "tf32"}
+
+
+def priced_as(dtype: str) -> str:
+    return dtype if dtype in ("fp64", "fp32", "tf32", "fp16", "bf16") else "fp32"
+
+
+def own_dtype(model: Model, row: Row) -> str:
+    """The format of a row where it is not the workload's."""
+    return "" if is_usual(row.dtype, model.dtype) else priced_as(row.dtype)
+
+
+def weights_of(
+    row: Row, name: str, first: tuple[str, ...], second: tuple[str, ...]
+) -> tuple[Tensor, ...]:
+    """The parameters of a row by the dims of its op: the matrix first, then the bias."""
+    found: list[Tensor] = []
+    for path, size in (*row.tied, *row.weights):
+        is_matrix = size == _matrix(row) and all(t.dims != first for t in found)
+        found.append(Tensor(leaf(path, name), first if is_matrix else second))
+    return tuple(found)
+
+
+def _matrix(row: Row) -> float:
+    """Elements of the parameter that a call multiplies with or looks up in."""
+    at = {"convolution": 1, "embedding": 0}.get(row.op, -1)
+    if row.op in PRODUCTS:
+        at = PRODUCTS[row.op] + 1
+    return float(row.call.size(at)) if at >= 0 else row.reads[0]
+
+
+def leaf(path: str, name: str) -> str:
+    return f"{name}.{path.rpartition('.')[2]}"
+
+
+def kept_of(
+    model: Model, row: Row, dims: tuple[str, ...], sizes: Mapping[str, float]
+) -> tuple[Tensor, ...]:
+    """Outputs of the row that are saved until the backward pass."""
+    if not row.kept:
+        return ()
+    own = own_dtype(model, row)
+    per = row.kept / (model.batch if "batch" in dims else 1)
+    size = math.prod(sizes[d] for d in dims if d != "batch")
+    wide = BYTES[own] if own else BYTES[model.dtype]
+    return (Tensor("output", dims, own, times=per / wide / size),)
+
+
+def as_recorded(model: Model, at: int, name: str, *, when: str = "") -> Op:
+    """A row with the kernels that were recorded for it."""
+    row = model.rows[at]
+    dims, splits = named_dims(model, at)
+    n = math.prod(dims.values())
+    whole = model.batch * n if row.live else n
+    forward = tuple(k for i in row.tasks for k in kernels_of(model, i, whole))
+    back = tuple(k for i in row.back for k in kernels_of(model, i, whole))
+    saved = kept_of(model, row, (("batch",) if row.live else ()) + tuple(dims), dims)
+    options: dict[str, Any] = {"forward": forward, "backward": back}
+    if not row.live:
+        options["once"] = True
+    weights = tuple(
+        Tensor(leaf(path, name), (), times=size) for path, size in (*row.weights, *row.tied)
+    )
+    return Op(name, "recorded", dims, splits, weights, saved, options=options, when=when)
+
+
+def summed_back(model: Model, at: int, name: str, usual: tuple[str, ...]) -> list[Piece]:
+    """Backward kernels of a row beside those its kind has: gradients of two users added up."""
+    row = model.rows[at]
+    more = [i for i in row.back if model.graph.text_of("op", i) not in usual]
+    if not more:
+        return []
+    dims, splits = named_dims(model, at)
+    whole = model.batch * math.prod(dims.values())
+    back = tuple(k for i in more for k in kernels_of(model, i, whole))
+    options = {"forward": (), "backward": back}
+    return [Op(f"{name}.sum", "recorded", dims, splits, options=options, when="!fused")]
+
+
+_REDUCES = ("mean", "sum", "var", "linalg_vector_norm")
+
+
+def fused(model: Model, parts: Sequence[tuple[int, list[Piece]]]) -> list[Piece]:
+    """The pieces of a layer, each chain once as recorded and once as one kernel.
+
+    A chain waits for more of it while what comes in between does not use it.
+    """
+    norms = {model.rows[at].path for at, _ in parts if model.rows[at].op in _REDUCES}
+    out: list[Piece] = []
+    chain: list[tuple[int, Op]] = []
+    for at, pieces in parts:
+        one = pieces[0] if len(pieces) == 1 else None
+        free = one if isinstance(one, Op) and _is_pointwise(model.rows[at], one) else None
+        apart = bool(chain) and _is_border(model.rows[chain[-1][0]], model.rows[at], norms)
+        if free and not apart and _can_join(model, chain, at, free):
+            chain.append((at, free))
+            continue
+        if free or {i for i, _ in chain} & set(model.rows[at].after):
+            out += _flushed(model, chain)
+            chain = []
+        if free:
+            chain = [(at, free)]
+        else:
+            out += pieces
+    return out + _flushed(model, chain)
+
+
+def _is_border(one: Row, two: Row, norms: set[str]) -> bool:
+    """Norms begin and end with their module."""
+    return one.path != two.path and (one.path in norms or two.path in norms)
+
+
+def _is_pointwise(row: Row, op: Op) -> bool:
+    is_free = op.kind == "recorded" and not op.when and not op.options.get("once")
+    return is_free and (is_through(row) or row.op in _REDUCES)
+
+
+def _can_join(model: Model, chain: list[tuple[int, Op]], at: int, op: Op) -> bool:
+    """Whether a row uses what the chain makes and is split as it is."""
+    if not chain:
+        return False
+    mine = {i for i, _ in chain}
+    is_fed = bool(mine & set(model.rows[at].after))
+    shared = set(model.rows[at].after) & {j for i in mine for j in model.rows[i].after}
+    return (is_fed or bool(shared)) and op.splits == chain[0][1].splits
+
+
+def _flushed(model: Model, chain: list[tuple[int, Op]]) -> list[Piece]:
+    if len(chain) < 2:
+        return [op for _, op in chain]
+    rows = [at for at, _ in chain]
+    inside = [replace(op, when="!fused", weights=()) for _, op in chain]
+    weights = tuple(w for _, op in chain for w in op.weights)
+    whole = _whole(model, rows, chain)
+    return [*_carrier(f"{whole.name}.weights", weights), *inside, whole]
+
+
+def _carrier(name: str, weights: tuple[Tensor, ...]) -> list[Op]:
+    """Parameters are there however the chain runs."""
+    options = {"forward": (), "backward": (), "once": True}
+    one = Op(name, "recorded", {"n": 1.0}, weights=weights, options=options)
+    return [one] if weights else []
+
+
+def _whole(model: Model, rows: list[int], chain: list[tuple[int, Op]]) -> Op:
+    """The chain as one kernel."""
+    main = max((op for _, op in chain), key=lambda op: math.prod(op.dims.values()))
+    name = f"{chain[0][1].name}.chain"
+    given, made = _outside(model, rows)
+    kept = _kept(model, rows, given, made, main)
+    if _is_norm(model, chain, main):
+        rms: dict[str, Any] = {"kernel": "rms_norm"}
+        return Op(name, "norm", main.dims, main.splits, (), kept, options=rms, when="fused")
+    n = model.batch * math.prod(main.dims.values())
+    width = BYTES[model.dtype]
+    reads, writes = (sum(model.rows[i].size for i in some) * width for some in (given, made))
+    recorded = sum(k[3] * n for _, op in chain for k in op.options["backward"])
+    back = min(recorded * width / 2.0, 2 * reads + writes)
+    shape = (("n", 1.0),), (("uneven", 0.0),)
+    half = 2.0 / width / n
+    options: dict[str, Any] = {
+        "forward": (("elementwise", *shape, (reads + writes) * half, "", 0.0),)
+    }
+    options["backward"] = (("elementwise", *shape, back * half, "", 0.0),) if back else ()
+    return Op(name, "recorded", main.dims, main.splits, (), kept, options=options, when="fused")
+
+
+def _is_norm(model: Model, chain: list[tuple[int, Op]], main: Op) -> bool:
+    reduces = any(model.rows[at].op in _REDUCES for at, _ in chain)
+    return reduces and any(op.weights for _, op in chain) and {"tokens", "cols"} <= set(main.dims)
+
+
+def _outside(model: Model, rows: list[int]) -> tuple[list[int], list[int]]:
+    """Rows outside whose results the chain reads, and its own that are used outside."""
+    mine = set(rows)
+    given = sorted({j for i in rows for j in model.rows[i].after if j not in mine})
+    used = {j for i, row in enumerate(model.rows) if i not in mine for j in row.after}
+    made = sorted(mine & used) or [rows[-1]]
+    return [i for i in given if model.rows[i].live], made
+
+
+def _kept(
+    model: Model, rows: list[int], given: list[int], made: list[int], main: Op
+) -> tuple[Tensor, ...]:
+    """Its outputs that are used outside, and its inputs where the backward pass needs them."""
+    width = BYTES[model.dtype]
+    size = sum(_half(model, model.rows[i]) for i in made)
+    drops = [model.rows[i] for i in rows if "dropout" in model.rows[i].op]
+    masks = sum(row.kept - _half(model, row) for row in drops)
+    needs = any(model.rows[i].kept and i not in made for i in rows)
+    size += masks
+    size += sum(model.rows[i].size * width for i in given if needs and not model.rows[i].kept)
+    if not size:
+        return ()
+    whole = model.batch * math.prod(main.dims.values())
+    return (Tensor("output", ("batch", *main.dims), times=size / width / whole),)
+
+
+def _half(model: Model, row: Row) -> float:
+    """Bytes of what a row made, where it is kept, in the workload's format."""
+    return min(row.kept, row.size * BYTES[model.dtype])
+
 
 NORMS = {"native_layer_norm": "norm", "_fused_rms_norm": "rms_norm"}
 
@@ -161,7 +433,7 @@ def _scores(model: Model, core: Core, dims: Mapping[str, float]) -> tuple[Tensor
     if not core.fused:
         kept = sum(model.rows[i].kept for i in core.rows)
         size = math.prod(dims[d] for d in scores[1:])
-        times = model.per_sample(kept) / width(model) / size
+        times = model.per_sample(kept) / BYTES[model.dtype] / size
         return (Tensor("softmax", scores, when="!flash", times=times),) if kept else ()
     found = list(kept_of(model, model.rows[core.last], rows, dims))
     apart = "!flash&!eager"
@@ -253,7 +525,7 @@ def _whole_kept(model: Model, row: Row, op: Op) -> tuple[Tensor, ...]:
         return ()
     sides = [d for d in ("h", "w", "d") if d in op.dims]
     size = math.prod(op.dims[d] for d in sides)
-    times = model.per_sample(row.kept) / width(model) / size
+    times = model.per_sample(row.kept) / BYTES[model.dtype] / size
     return (Tensor("output", ("batch", *sides), times=times),)
 
 
@@ -304,7 +576,7 @@ def fully(model: Model, row: Row, name: str) -> list[Piece]:
     bias = len(row.reads) > 1
     last = not any(is_linear(r) for r in model.rows[list(model.rows).index(row) + 1 :])
     made = product(name, inner, out, bias=bias, last=last)
-    saved = (Tensor("output", ("batch",), times=model.per_sample(row.kept) / width(model)),)
+    saved = (Tensor("output", ("batch",), times=model.per_sample(row.kept) / BYTES[model.dtype]),)
     weights = weights_of(row, name, ("in", "out"), ("out",))
     return [
         replace(p, weights=weights, saved=saved if row.kept else ()) if isinstance(p, Op) else p

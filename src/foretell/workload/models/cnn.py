@@ -7,32 +7,191 @@
 
 Axes as ParaDL has them (Kahira et al., HPDC 2021): `height`, `width`, `depth` split images, with
 halos exchanged before each window wider than 1; `filter` splits output channels (all-gather of y,
-all-reduce of dx), `channel` input channels (all-reduce of y, all-gather of dx). Norms, activations
+all-reduce of dx), `channel` input channels (all-reduce of y, all-gather of dx); grouped windows are
+split by neither. Norms, activations
 and pools are split with the image, and done by every rank under `filter` and `channel`.
 What autograd keeps is counted where it is made: a norm keeps its input, an activation its output,
 which is the input of the convolution behind it.
+
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from foretell.workload.models.windows import (
-    Image,
-    Sides,
-    convolution,
-    gathers,
-    halos,
-    product,
-    size_of,
-    splits_of,
-    window_of,
-)
+from foretell.errors import InputError
+from foretell.workload.kernels import slid
 from foretell.workload.workload import Exchange, Layer, Op, Tensor, Workload
 
-__all__ = ["Image", "Net", "Sides"]
+SPATIAL = {"height": "h", "width": "w", "depth": "d"}  # axis → side of an image
+_WINDOW = {"h": "r", "w": "s", "d": "t"}
+Sides = int | tuple[int, ...]
+
+
+class Image(NamedTuple):
+    """Channels and sides of one sample; no depth where it is flat."""
+
+    c: int
+    h: int
+    w: int
+    d: int = 0
+
+    def dims(self) -> dict[str, float]:
+        """Its sizes by name."""
+        return {k: float(v) for k, v in self._asdict().items() if v or k != "d"}
+
+    def sides(self) -> dict[str, float]:
+        """Its sizes without the channels."""
+        return {k: v for k, v in self.dims().items() if k != "c"}
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a window goes over an image."""
+
+    sides: tuple[int, ...]  # of the window: r, s, t
+    stride: int
+    pads: tuple[int, ...]
+    groups: int
+    first: bool
+    whole: bool  # the image is not split
+    turned: bool = False
+
+    def out(self, image: Image, channels: int, *, up: bool = False) -> Image:
+        """Output size of the window on an image; rounded up if `up`."""
+        extra = self.stride - 1 if up else 0
+        sides = [
+            int(slid(size + extra, window, pad, self.stride))
+            for size, window, pad in zip(image.sides().values(), self.sides, self.pads, strict=True)
+        ]
+        return Image(channels, *sides)
+
+
+def window_of(
+    image: Image,
+    kernel: Sides,
+    stride: int,
+    pad: Sides | None,
+    groups: int,
+    *,
+    first: bool = False,
+    whole: bool = False,
+) -> Window:
+    sides = _each(kernel, image)
+    pads = tuple(k // 2 for k in sides) if pad is None else _each(pad, image)
+    return Window(sides, stride, pads, groups, first, whole)
+
+
+def splits_of(image: Image) -> dict[str, str]:
+    return {axis: side for axis, side in SPATIAL.items() if side in image.dims()}
+
+
+def _each(value: Sides, image: Image) -> tuple[int, ...]:
+    return value if isinstance(value, tuple) else (value,) * len(image.sides())
+
+
+def convolution(
+    name: str, image: Image, out: int, asked: Window, *, bias: bool
+) -> list[Op | Exchange]:
+    """A convolution with its bias and the communication of its split."""
+    windows = dict(zip("rst", map(float, asked.sides), strict=False))
+    dims = image.dims() | {"k": float(out)} | windows
+    left = asked.out(image, out)
+    splits = {} if asked.whole else splits_of(image)
+    most = {axis: int(left.dims()[side]) for axis, side in splits.items() if left.dims()[side] > 1}
+    if asked.groups == 1:
+        splits["filter"], most["filter"] = "k", out
+    if asked.groups == 1 and not asked.first:
+        splits["channel"], most["channel"] = "c", image.c
+    if len(most) < len(splits):  # behind the mean there is nothing left of an image to split
+        splits = {axis: side for axis, side in splits.items() if axis in most}
+    weight = Tensor(f"{name}.weight", ("k", "c", *windows), times=1 / asked.groups)
+    options = _options(asked)
+    saved = (Tensor("input", ("batch", *image.dims())),) if asked.first else ()
+    op = Op(name, "conv", dims, splits, (weight,), saved, most, options=options)
+    made = image if asked.turned else left
+    ways = _filter_ways(name, image, left, asked) if asked.groups == 1 else ([], [])
+    added = _bias(name, made, asked) if bias else []
+    return [*halos(name, image, out, asked), *ways[0], op, *ways[1], *added]
+
+
+def _options(asked: Window) -> dict[str, Any]:
+    options: dict[str, Any] = {"stride": asked.stride, "groups": asked.groups}
+    same = len(set(asked.pads)) == 1
+    options |= {"pad": asked.pads[0]} if same else {"pads": asked.pads}
+    return options | {k: True for k in ("first", "turned") if getattr(asked, k)}
+
+
+def _bias(name: str, made: Image, asked: Window) -> list[Op]:
+    """A bias is a kernel of its own, and so is its gradient."""
+    weights = (Tensor(f"{name}.bias", ("c",)),)
+    options = {"passes": 2.0, "back": 1.0, "back_kernel": "reduce"}
+    splits = {} if asked.whole else splits_of(made)
+    return [Op(f"{name}.bias", "pointwise", made.dims(), splits, weights, options=options)]
+
+
+def _filter_ways(
+    name: str, image: Image, left: Image, asked: Window
+) -> tuple[list[Exchange], list[Exchange]]:
+    """Before and behind a convolution: what ranks that split filters or channels exchange."""
+    x, y, splits = image.dims(), left.dims(), {} if asked.whole else splits_of(image)
+    behind = [Exchange(f"{name}.y", "filter", "all_gather", "", y, splits)]
+    if asked.first:
+        return [], behind
+    before = [Exchange(f"{name}.dx", "filter", "", "all_reduce", x, splits)]
+    before += [Exchange(f"{name}.dx", "channel", "", "all_gather", x, splits)]
+    return before, [*behind, Exchange(f"{name}.y", "channel", "all_reduce", "", y, splits)]
+
+
+def halos(name: str, image: Image, out: int, asked: Window) -> Iterator[Exchange]:
+    """Rows of x forward and of dy backward that the neighbours' windows reach into."""
+    left = asked.out(image, out)
+    for axis, side in SPATIAL.items():
+        if asked.whole or side not in image.dims() or image.dims()[side] == 1:
+            continue
+        width = asked.sides["rst".index(_WINDOW[side])] // 2
+        others = {a: s for a, s in SPATIAL.items() if s != side and s in image.dims()}
+        if width and not asked.turned:
+            x = image.dims() | {side: float(width)}
+            yield Exchange(f"{name}.halo", axis, "send", "", x, others)
+            y = left.dims() | {side: float(width)}
+            yield Exchange(f"{name}.halo", axis, "", "send", y, others)
+
+
+def gathers(name: str, image: Image) -> Iterator[Exchange]:
+    """Every rank gets the whole image, one axis after the other; gradients are cut, not sent."""
+    axes = [a for a, s in SPATIAL.items() if s in image.dims()]
+    for i, axis in enumerate(axes):
+        later = {a: SPATIAL[a] for a in axes[i + 1 :]}
+        yield Exchange(name, axis, "all_gather", "", image.dims(), later)
+
+
+def product(name: str, inner: int, out: int, *, bias: bool, last: bool) -> list[Op | Exchange]:
+    """A fully connected layer: filters are outputs, channels inputs."""
+    weights: tuple[Tensor, ...] = (Tensor(f"{name}.weight", ("in", "out")),)
+    weights += (Tensor(f"{name}.bias", ("out",)),) if bias else ()
+    splits = {"filter": "out", "channel": "in"}
+    dims = {"in": float(inner), "out": float(out)}
+    op = Op(name, "matmul", dims, splits, weights, most={"filter": out, "channel": inner})
+    x, y = {"c": float(inner)}, {"c": float(out)}
+    ops: list[Op | Exchange] = [
+        Exchange(f"{name}.dx", "filter", "", "all_reduce", x),
+        Exchange(f"{name}.dx", "channel", "", "all_gather", x),
+        op,
+        Exchange(f"{name}.y", "channel", "all_reduce", "", y),
+    ]
+    return ops if last else [*ops, Exchange(f"{name}.y", "filter", "all_gather", "", y)]
+
+
+def size_of(image: Image) -> float:
+    out = 1.0
+    for size in image.dims().values():
+        out *= size
+    return out
+
+
 # Kernel class of an activation, and whether its gradient needs its input besides its output.
 ACTIVATIONS = {
     "relu": ("relu", False),
@@ -73,18 +232,22 @@ class Net:
         name = self._name("conv")
         self.ops += convolution(name, self.at, out, asked, bias=bias)
         self.at = asked.out(self.at, out)
-        return self._finished(name, norm, act)
+        if norm:
+            self.norm(f"{name}.norm")
+        return self.act(act) if act else self.at
 
-    def up(self, out: int, stride: int = 2, *, bias: bool = True) -> Image:
+    def plain(self, out: int, kernel: Sides = 1, stride: int = 1, act: str = "") -> Image:
+        """A convolution with a bias, no norm behind it."""
+        return self.conv(out, kernel, stride, bias=True, norm=False, act=act)
+
+    def up(self, out: int, stride: int = 2) -> Image:
         """A transposed convolution whose windows do not overlap: sides grow by `stride`."""
         name, c = self._name("up"), self.at.c
-        sides = [int(stride * v) for v in self.at.sides().values()]
-        grown = Image(out, *sides)
-        asked = window_of(grown, stride, stride, 0, 1, whole=self.whole)
-        asked = replace(asked, turned=True)
-        self.ops += convolution(name, grown, c, asked, bias=bias)
+        grown = Image(out, *(int(stride * v) for v in self.at.sides().values()))
+        asked = replace(window_of(grown, stride, stride, 0, 1, whole=self.whole), turned=True)
+        self.ops += convolution(name, grown, c, asked, bias=False)
         self.at = grown
-        return self._finished(name, False, "")
+        return self.at
 
     def norm(self, name: str = "", *, kept: bool = True, affine: bool = True) -> Image:
         """A batch norm; it keeps its input."""
@@ -99,12 +262,12 @@ class Net:
         """An activation in place; what its gradient needs is kept."""
         kernel, twice = ACTIVATIONS[kind]
         saved = (self._whole("output"),) + ((self._whole("input"),) if twice else ())
-        self._point(self._name(kind), saved, kernel=kernel, passes=2.0, back=3.0)
+        self.point(self._name(kind), saved, kernel=kernel, passes=2.0, back=3.0)
         return self.at
 
     def add(self, act: str = "") -> Image:
         """The sum with a residual; its gradient is the sum of two."""
-        self._point(self._name("add"), (), passes=3.0, back=3.0)
+        self.point(self._name("add"), (), passes=3.0, back=3.0)
         return self.act(act) if act else self.keep()
 
     def keep(self) -> Image:
@@ -114,20 +277,19 @@ class Net:
         self.ops[-1] = replace(last, saved=(*last.saved, self._whole("output")))
         return self.at
 
-    def scale(self, *, kept: bool = True) -> Image:
-        """A product with one number a channel (squeeze and excite): two gradients and a sum."""
-        saved = (self._whole("output"),) if kept else ()
-        self._point(self._name("scale"), saved, passes=2.0, back=6.0, many=3)
-        return self.at
-
     def squeeze(self, width: int, act: str = "relu", gate: str = "hardsigmoid") -> Image:
-        """Squeeze and excite: the mean of each channel, two matmuls, a factor a channel."""
+        """Squeeze and excite: the mean of each channel, two matmuls, a factor a channel.
+
+        The gradient of the product is two and a sum.
+        """
         whole = self.at
         self.mean(gathers=False)
-        self.conv(width, bias=True, norm=False, act=act)
-        self.conv(whole.c, bias=True, norm=False, act=gate)
+        self.plain(width, act=act)
+        self.plain(whole.c, act=gate)
         self.at = whole
-        return self.scale()
+        saved = (self._whole("output"),)
+        self.point(self._name("scale"), saved, passes=2.0, back=6.0, many=3)
+        return self.at
 
     def pool(
         self, window: int, stride: int = 1, pad: int = 0, *, kind: str = "max", up: bool = False
@@ -142,16 +304,8 @@ class Net:
         saved = [Tensor("output", dims, times=share)]
         if kind == "max":
             saved.append(Tensor("indices", dims, "int64", times=share))
-        self.ops.append(
-            Op(
-                name,
-                "pool",
-                self.at.dims(),
-                self._splits(),
-                saved=tuple(saved),
-                options={"of": kind},
-            )
-        )
+        sides, splits, options = self.at.dims(), self._splits(), {"of": kind}
+        self.ops.append(Op(name, "pool", sides, splits, saved=tuple(saved), options=options))
         self.at = out
         return out
 
@@ -198,10 +352,10 @@ class Net:
         """Dropout; it keeps a mask and its output."""
         dims = ("batch", *self.at.dims())
         saved = (Tensor("mask", dims, "bool"), Tensor("output", dims))
-        self._point(self._name("dropout"), saved, kernel="dropout", passes=2.25, back=2.25)
+        self.point(self._name("dropout"), saved, kernel="dropout", passes=2.25, back=2.25)
         return self.at
 
-    def join(self, parts: Sequence[Image], *, copied: float = 1.0, sums: int = 0) -> Image:
+    def join(self, parts: Sequence[Image], *, sums: int = 0) -> Image:
         """Channels of several images behind one another: a copy, and another for the gradient.
 
         Where others use the same images, their gradients are slices that are added up one by one:
@@ -210,8 +364,8 @@ class Net:
         self.at = self.at._replace(c=sum(part.c for part in parts))
         saved = (self._whole("output"),)
         back = {"back": 3.0, "back_kernel": "elementwise", "many": sums} if sums else {}
-        options = {"kernel": "copy", "passes": 2 * copied, "back": 2 * copied} | back
-        self._point(self._name("cat"), saved, **options)
+        options = {"kernel": "copy", "passes": 2.0, "back": 2.0} | back
+        self.point(self._name("cat"), saved, **options)
         return self.at
 
     def loss(self, classes: int) -> None:
@@ -223,6 +377,10 @@ class Net:
         """The workload of all layers, the last of them over the model's classes, with its loss."""
         self.linear(model.classes, last=True)
         self.loss(model.classes)
+        return self.headed(model)
+
+    def headed(self, model: Any) -> Workload:
+        """The workload of all layers; the last of them is what was added since."""
         self.cut("head", is_block=False)
         return Workload(str(model), tuple(self.layers), model.batch, model.dtype)
 
@@ -234,14 +392,8 @@ class Net:
             self.layers[-1] = replace(last, times=last.times + 1)
             return
         carries = Tensor("image", ("batch", *self.at.dims()))
-        self.layers.append(
-            Layer(name, ops, carries, self.at.dims(), 1, self._splits(), is_block=is_block)
-        )
-
-    def _finished(self, name: str, norm: bool, act: str) -> Image:
-        if norm:
-            self.norm(f"{name}.norm")
-        return self.act(act) if act else self.at
+        made = Layer(name, ops, carries, self.at.dims(), 1, self._splits(), is_block=is_block)
+        self.layers.append(made)
 
     def _name(self, kind: str) -> str:
         """A name of its own within the layer."""
@@ -253,6 +405,21 @@ class Net:
     def _splits(self) -> dict[str, str]:
         return {} if self.whole else splits_of(self.at)
 
-    def _point(self, name: str, saved: tuple[Tensor, ...], **options: Any) -> None:
+    def point(self, name: str, saved: tuple[Tensor, ...], **options: Any) -> None:
+        """Work on every element of the image."""
         dims, splits = self.at.dims(), self._splits()
         self.ops.append(Op(name, "pointwise", dims, splits, saved=saved, options=options))
+
+
+def patches_of(image: int, patch: int) -> int:
+    """How many square patches an image has."""
+    if image % patch:
+        raise InputError(f"an image of {image} has no whole patches of {patch}")
+    return (image // patch) ** 2
+
+
+def patched(channels: int, image: int, patch: int, hidden: int) -> list[Op | Exchange]:
+    """A convolution that makes one word of each patch of an image."""
+    net = Net(Image(channels, image, image))
+    net.conv(hidden, patch, patch, pad=0, bias=True, norm=False, act="")
+    return net.ops

@@ -7,13 +7,14 @@ may be written by those names too (→ `foretell.workload.config`). Where only s
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, ClassVar, Literal
 
 from foretell.errors import InputError
 from foretell.spec import Spec
-from foretell.workload.models import experts, lora, transformer
+from foretell.workload.models import experts, transformer
 from foretell.workload.models.transformer import Piece
 from foretell.workload.workload import Exchange, Layer, Op, Tensor, Workload
 
@@ -78,7 +79,22 @@ class Decoder(Spec):
         layers = (first, *self._blocks(), *self._ahead(last), last)
         tied = (("embedding/words", "head/logits"),) if self.tied else ()
         made = Workload(str(self), layers, self.batch, self.dtype, tied, tokens=self.seq)
-        return lora.adapted(made, self.lora, self.lora_on) if self.lora else made
+        if not self.lora:
+            return made
+        return replace(made, layers=tuple(map(self._adapted, layers)))
+
+    def _adapted(self, layer: Layer) -> Layer:
+        """LoRA (Hu et al. 2021): frozen weights, two small trained matmuls beside each product."""
+        ops: list[Piece] = []
+        for op in layer.ops:
+            if not isinstance(op, Op):
+                ops.append(op)
+                continue
+            ops.append(replace(op, weights=tuple(replace(w, frozen=True) for w in op.weights)))
+            is_wanted = self.lora_on in ("all", op.name)
+            if layer.is_block and op.kind == "matmul" and op.weights and is_wanted:
+                ops += _adapters(op, self.lora)
+        return replace(layer, ops=tuple(ops))
 
     def _check(self) -> None:
         for name in ("layers", "hidden", "heads", "seq", "vocab", "top", "every"):
@@ -104,11 +120,12 @@ class Decoder(Spec):
         sparse = [self._is_sparse(i) for i in range(self.layers)]
         runs = [(kind, len(list(many))) for kind, many in groupby(sparse)]
         plain = len(runs) == 1
-        names = ["block" if plain else f"{_KINDS[kind]}{i or ''}" for i, (kind, _) in _named(runs)]
-        return [
-            transformer.block(name, self._block(kind), self.seq, self.hidden, times)
-            for name, (kind, times) in zip(names, runs, strict=True)
-        ]
+        made, seen = [], Counter[bool]()
+        for kind, times in runs:  # those of a kind are counted from 0
+            name = "block" if plain else f"{'sparse' if kind else 'dense'}{seen[kind] or ''}"
+            seen[kind] += 1
+            made.append(transformer.block(name, self._block(kind), self.seq, self.hidden, times))
+        return made
 
     def _is_sparse(self, i: int) -> bool:
         return bool(self.experts) and i >= self.dense and (i + 1) % self.every == 0
@@ -123,8 +140,12 @@ class Decoder(Spec):
         before = [self._norm("norm.attention"), self._norm("norm.mlp")]
         if self.norms.startswith("parallel"):
             first = before if self.norms == "parallel2" else before[:1]
-            whole = _without(attention, "leave.attention"), _without(mlp, "enter.mlp")
-            return [*first, *whole[0], *whole[1], *sums[0], *sums[1]]
+            both = [  # halves side by side are summed before one exchange does for both
+                p
+                for p in (*attention, *mlp)
+                if not (isinstance(p, Exchange) and p.name in ("leave.attention", "enter.mlp"))
+            ]
+            return [*first, *both, *sums[0], *sums[1]]
         if self.norms == "post":
             return [*attention, before[0], *sums[0], *mlp, before[1], *sums[1]]
         behind = [self._norm("norm.attention.out"), self._norm("norm.mlp.out")]
@@ -134,22 +155,14 @@ class Decoder(Spec):
 
     def _norm(self, name: str) -> Op:
         is_rms = self.norm.startswith("rms")
+        # matmuls that read it: queries, keys and values apart, gate and up
+        consumers = {"norm.attention": 3 if self.rotary else 1, "norm.mlp": 1 + self.gated}
         made = transformer.norm(
-            name,
-            self.seq,
-            self.hidden,
-            kernel="rms_norm" if is_rms else "norm",
-            bias=self.norm == "layer",
-            consumers=self._consumers(name),
+            name, self.seq, self.hidden, kernel="rms_norm" if is_rms else "norm",
+            bias=self.norm == "layer", consumers=consumers.get(name, 1),
             composite=self.norm == "rms-composite",
-        )
+        )  # fmt: skip
         return replace(made, weights=()) if self.norm == "none" else made
-
-    def _consumers(self, name: str) -> int:
-        """Matmuls that read a norm: queries, keys and values apart, gate and up."""
-        if name == "norm.attention":
-            return 3 if self.rotary else 1
-        return 2 if name == "norm.mlp" and self.gated else 1
 
     def _residual(self, name: str) -> list[Piece]:
         return transformer.residual(
@@ -160,34 +173,25 @@ class Decoder(Spec):
         heads, depth = self.heads, self.depth or self.hidden // self.heads
         options: dict[str, Any] = {"causal": True, "dropout": self.dropout}
         options |= {"rotary": True} if self.rotary else {}
-        options |= {"windows": self._windows()} if self.window else {}
+        if self.window:
+            share = min((self.windowed or self.layers) / self.layers, 1.0)
+            options["windows"] = ((self.window, share), *(((0, 1.0 - share),) if share < 1 else ()))
         if self.kv_rank:
             ranks = (self.q_rank, self.kv_rank, self.rope, self.value or depth)
             return transformer.latent_attention(
                 self.seq, self.hidden, heads, depth, ranks, bias=self.bias == "all", **options
             )
+        groups = self.groups or heads
+        out_bias = self.bias in ("attention", "all")
         made = transformer.attention(
-            self.seq,
-            self.hidden,
-            heads,
-            self.groups or heads,
-            depth,
-            bias=self.bias != "no",
-            out_bias=self.bias in ("attention", "all"),
+            self.seq, self.hidden, heads, groups, depth, bias=self.bias != "no", out_bias=out_bias,
             **options,
-        )
+        )  # fmt: skip
         if self.qk_norm == "no":
             return made
         at = next(i for i, piece in enumerate(made) if piece.name == "qkv") + 1
-        norms = transformer.head_norms(
-            self.seq, heads, self.groups or heads, depth, self.qk_norm == "whole"
-        )
+        norms = transformer.head_norms(self.seq, heads, groups, depth, self.qk_norm == "whole")
         return [*made[:at], *norms, *made[at:]]
-
-    def _windows(self) -> tuple[tuple[int, float], ...]:
-        share = min((self.windowed or self.layers) / self.layers, 1.0)
-        all_see = ((0, 1.0 - share),) if share < 1 else ()
-        return ((self.window, share), *all_see)
 
     def _mlp(self, sparse: bool) -> list[Piece]:
         inner, bias = self.inner or 4 * self.hidden, self.bias == "all"
@@ -206,18 +210,15 @@ class Decoder(Spec):
         if not self.mtp:
             return []
         seq, hidden = self.seq, self.hidden
-        weight = (Tensor("join.weight", ("in", "out")),)
-        dims = {"tokens": float(seq), "in": 2.0 * hidden, "out": float(hidden)}
-        kept = (Tensor("input", ("batch", "tokens", "in")),)
-        join = Op("join", "matmul", dims, transformer.ROWS, weight, kept)
+        made = transformer.dense("join", 2 * hidden, hidden, seq, keeps=True)
+        join = replace(made, splits=transformer.ROWS, weights=made.weights[:1])
         again = [
             replace(op, weights=()) if isinstance(op, Op) and op.name == "logits" else op
             for op in head.ops
         ]
         norms = [self._norm("norm.words"), self._norm("norm.hidden")]
         pieces = [*norms, join, *self._block(self._is_sparse(self.layers - 1)), *again]
-        made = transformer.block("mtp", pieces, seq, hidden, self.mtp)
-        return [replace(made, is_block=False)]
+        return [transformer.block("mtp", pieces, seq, hidden, self.mtp, is_block=False)]
 
 
 @dataclass(frozen=True)
@@ -271,24 +272,6 @@ class Moe(Decoder):
     inner: int = 14336
 
 
-_KINDS = {False: "dense", True: "sparse"}
-
-
-def _named(runs: list[tuple[bool, int]]) -> list[tuple[int, tuple[bool, int]]]:
-    """Runs of layers, those of a kind counted from 0."""
-    seen = {False: 0, True: 0}
-    out = []
-    for kind, many in runs:
-        out.append((seen[kind], (kind, many)))
-        seen[kind] += 1
-    return out
-
-
-def _without(pieces: list[Piece], name: str) -> list[Piece]:
-    """Halves side by side are summed before one exchange does for both."""
-    return [p for p in pieces if not (isinstance(p, Exchange) and p.name == name)]
-
-
 def _spelled(piece: Piece) -> Piece:
     """x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))): eight kernels, eleven for its gradient.
 
@@ -299,3 +282,25 @@ def _spelled(piece: Piece) -> Piece:
     options = {"passes": 18.0, "calls": 8, "back": 30.0, "many": 11}
     kept = tuple(Tensor(n, ("batch", "tokens", "cols")) for n in ("x", "tanh", "half", "factor"))
     return replace(piece, saved=kept, options=options)
+
+
+def _adapters(op: Op, rank: int) -> list[Op]:
+    """Down to the rank and up again, split as the matmul is; the sum of both outputs."""
+    rows = {"tokens": op.dims.get("tokens", 1.0)}
+    split = op.splits.get("tp", "")
+    axes = {axis: dim for axis, dim in op.splits.items() if dim == "tokens"}
+    made = []
+    for end, own, inner, out in (
+        ("a", "in", op.dims["in"], float(rank)),
+        ("b", "out", float(rank), op.dims["out"]),
+    ):
+        name = f"{op.name}.lora_{end}"
+        weights = (Tensor(name, ("in", "out")),)
+        kept = (Tensor("input", ("batch", "tokens", "in")),) if end == "b" else ()
+        splits = axes | ({"tp": own} if split == own else {})
+        dims = rows | {"in": inner, "out": out}
+        made.append(Op(name, "matmul", dims, splits, weights, kept, options={"bare": True}))
+    sums = rows | {"cols": op.dims["out"]}
+    cut = axes | ({"tp": "cols"} if split == "out" else {})
+    added = {"passes": 3.0, "back": 0.0}
+    return [*made, Op(f"{op.name}.lora", "pointwise", sums, cut, options=added)]

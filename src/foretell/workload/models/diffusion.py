@@ -6,14 +6,14 @@ and conditions (the text encoder) is not trained and not counted.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from foretell.errors import InputError
 from foretell.spec import Spec
 from foretell.workload.models import transformer
-from foretell.workload.models.cnn import Image, Net
-from foretell.workload.models.transformer import Piece
+from foretell.workload.models.cnn import Image, Net, patched, patches_of
+from foretell.workload.models.transformer import Piece, dense
 from foretell.workload.workload import Layer, Op, Tensor, Workload
 
 
@@ -38,59 +38,52 @@ class Dit(Spec):
 
     def workload(self) -> Workload:
         """The model's layers."""
-        if self.image % self.patch:
-            raise InputError(f"an image of {self.image} has no whole patches of {self.patch}")
-        seq = (self.image // self.patch) ** 2
+        seq = patches_of(self.image, self.patch)
         layers = (self._patches(seq), self._block(seq), self._last(seq))
         return Workload(str(self), layers, self.batch, self.dtype, tokens=seq)
 
     def _patches(self, seq: int) -> Layer:
         """Patches, and the embedding of step and class that every block reads."""
-        net = Net(Image(self.channels, self.image, self.image))
-        net.conv(self.hidden, self.patch, self.patch, pad=0, bias=True, norm=False, act="")
         table = {"tokens": 1.0, "hidden": float(self.hidden), "vocab": float(self.classes + 1)}
         words = (Tensor("classes", ("vocab", "hidden")),)
         pieces: list[Piece] = [
-            *net.ops,
-            _linear("step.in", 1, 256, self.hidden),
-            _linear("step.out", 1, self.hidden, self.hidden),
+            *patched(self.channels, self.image, self.patch, self.hidden),
+            dense("step.in", 256, self.hidden, 1, keeps=True),
+            dense("step.out", self.hidden, self.hidden, 1, keeps=True),
             Op("classes", "embedding", table, {}, words),
         ]
-        made = transformer.block("patches", pieces, seq, self.hidden, 1)
-        return replace(made, is_block=False)
+        return transformer.block("patches", pieces, seq, self.hidden, is_block=False)
 
     def _block(self, seq: int) -> Layer:
         hidden, heads, inner = self.hidden, self.heads, self.inner or 4 * self.hidden
         depth = transformer.depth(hidden, heads)
         options = {"bias": True, "causal": False, "dropout": False}
         pieces: list[Piece] = [
-            _linear("modulation", 1, hidden, 6 * hidden),
+            dense("modulation", hidden, 6 * hidden, 1, keeps=True),
             *_modulated("norm.attention", seq, hidden),
             *transformer.attention(seq, hidden, heads, heads, depth, **options),
-            *transformer.residual("residual.attention", seq, hidden, bias=True, dropout=False),
-            *(self._cross(seq) if self.context else []),
+            *transformer.residual("residual.attention", seq, hidden, bias=True),
+        ]
+        if self.context:
+            pieces += crossed(seq, hidden, heads, self.context, self.width)
+            pieces += transformer.residual("residual.cross", seq, hidden, bias=True)
+        pieces += [
             *_modulated("norm.mlp", seq, hidden),
             *transformer.feed_forward(seq, hidden, inner, bias=True),
-            *transformer.residual("residual.mlp", seq, hidden, bias=True, dropout=False),
+            *transformer.residual("residual.mlp", seq, hidden, bias=True),
         ]
         return transformer.block("block", pieces, seq, hidden, self.layers)
-
-    def _cross(self, seq: int) -> list[Piece]:
-        found = crossed(seq, self.hidden, self.heads, self.context, self.width)
-        added = transformer.residual("residual.cross", seq, self.hidden, bias=True, dropout=False)
-        return [*found, *added]
 
     def _last(self, seq: int) -> Layer:
         out = self.patch**2 * self.channels * (2 if self.sigma else 1)
         rows = {"tokens": float(seq), "cols": float(out)}
         pieces: list[Piece] = [
-            _linear("modulation", 1, self.hidden, 2 * self.hidden),
+            dense("modulation", self.hidden, 2 * self.hidden, 1, keeps=True),
             *_modulated("norm", seq, self.hidden),
-            _linear("pixels", seq, self.hidden, out),
+            dense("pixels", self.hidden, out, seq, keeps=True),
             Op("loss", "pointwise", rows, options={"passes": 3.0, "back": 3.0}),
         ]
-        made = transformer.block("head", pieces, seq, self.hidden, 1)
-        return replace(made, is_block=False)
+        return transformer.block("head", pieces, seq, self.hidden, is_block=False)
 
 
 @dataclass(frozen=True)
@@ -118,8 +111,9 @@ class Unet(Spec):
         """Down the levels, through the middle, and up again past what was kept on the way."""
         net = Net(Image(self.channels, self.image, self.image), whole=True)
         step = 4 * self.width
-        net.ops += [_linear("step.in", 1, self.width, step), _linear("step.out", 1, step, step)]
-        net.conv(self.width, 3, bias=True, norm=False, act="")
+        net.ops += [dense("step.in", self.width, step, 1, keeps=True)]
+        net.ops += [dense("step.out", step, step, 1, keeps=True)]
+        net.plain(self.width, 3)
         net.cut("stem", is_block=False)
         kept = self._down(net)
         self._residual(net, net.at.c)
@@ -128,10 +122,16 @@ class Unet(Spec):
         net.cut("middle")
         self._up(net, kept)
         self._normed(net, "out")
-        net.conv(self.channels, 3, bias=True, norm=False, act="")
-        net._point("loss", (), passes=3.0, back=3.0)
+        net.plain(self.channels, 3)
+        net.point("loss", (), passes=3.0, back=3.0)
         net.cut("head", is_block=False)
-        return Workload(str(self), tuple(_numbered(net.layers)), self.batch, self.dtype)
+        seen: Counter[str] = Counter()
+        layers = []
+        for layer in net.layers:  # a name that comes again is counted
+            seen[layer.name] += 1
+            many = seen[layer.name]
+            layers.append(replace(layer, name=f"{layer.name}.{many}") if many > 1 else layer)
+        return Workload(str(self), tuple(layers), self.batch, self.dtype)
 
     def _down(self, net: Net) -> list[int]:
         kept = [net.at.c]
@@ -143,7 +143,7 @@ class Unet(Spec):
                 kept.append(net.at.c)
                 net.cut(f"down{level}")
             if level < len(self.levels) - 1:
-                net.conv(net.at.c, 3, 2, pad=1, bias=True, norm=False, act="")
+                net.plain(net.at.c, 3, 2)
                 kept.append(net.at.c)
                 net.cut(f"shrink{level}")
         return kept
@@ -158,20 +158,20 @@ class Unet(Spec):
                 net.cut(f"up{level}")
             if level:
                 net.at = net.at._replace(h=2 * net.at.h, w=2 * net.at.w)
-                net.conv(net.at.c, 3, bias=True, norm=False, act="")
+                net.plain(net.at.c, 3)
                 net.cut(f"grow{level}")
 
     def _residual(self, net: Net, out: int) -> None:
         """Two convolutions behind group norms, the step between them, a shortcut where it grows."""
         c = net.at.c
         self._normed(net, "first")
-        net.conv(out, 3, bias=True, norm=False, act="")
-        net.ops.append(_linear(f"step{len(net.ops)}", 1, 4 * self.width, out))
+        net.plain(out, 3)
+        net.ops.append(dense(f"step{len(net.ops)}", 4 * self.width, out, 1, keeps=True))
         self._normed(net, "second")
-        net.conv(out, 3, bias=True, norm=False, act="")
+        net.plain(out, 3)
         if c != out:
             here, net.at = net.at, net.at._replace(c=c)
-            net.conv(out, 1, bias=True, norm=False, act="")
+            net.plain(out)
             net.at = here
         net.add()
 
@@ -190,17 +190,17 @@ class Unet(Spec):
             seq, c, heads, heads, depth, bias=False, out_bias=True, **options
         )
         pieces: list[Piece] = [
-            _linear("enter", seq, c, c),
+            dense("enter", c, c, seq, keeps=True),
             transformer.norm("norm.attention", seq, c),
             *own,
-            *transformer.residual("residual.attention", seq, c, bias=False, dropout=False),
+            *transformer.residual("residual.attention", seq, c),
             transformer.norm("norm.cross", seq, c),
             *crossed(seq, c, heads, self.context, self.text, bias=False),
-            *transformer.residual("residual.cross", seq, c, bias=False, dropout=False),
+            *transformer.residual("residual.cross", seq, c),
             transformer.norm("norm.mlp", seq, c),
             *transformer.feed_forward(seq, c, 4 * c, bias=True, gated=True, kernel="gelu"),
-            *transformer.residual("residual.mlp", seq, c, bias=False, dropout=False),
-            _linear("leave", seq, c, c),
+            *transformer.residual("residual.mlp", seq, c),
+            dense("leave", c, c, seq, keeps=True),
         ]
         net.ops += [transformer.renamed(piece, f"text{len(net.ops)}") for piece in pieces]
         net.add()
@@ -213,14 +213,10 @@ def crossed(
     depth = transformer.depth(hidden, heads)
     dims = {"heads": heads, "queries": seq, "keys": context, "depth": depth}
     rows = ("batch", "heads", "queries", "depth")
-    core = Op(
-        "cross.attention",
-        "attention",
-        dims,
-        {"tp": "heads", "cp": "queries"},
-        saved=(Tensor("query", rows), Tensor("key and value", rows, times=2 * context / seq)),
-        options={"causal": False, "dropout": False},
-    )
+    saved = (Tensor("query", rows), Tensor("key and value", rows, times=2 * context / seq))
+    options = {"causal": False, "dropout": False}
+    split = {"tp": "heads", "cp": "queries"}
+    core = Op("cross.attention", "attention", dims, split, saved=saved, options=options)
     keys = transformer.column("cross.keys", context, width, 2 * hidden, bias=bias, most=heads)
     return [
         *transformer.enter("enter.cross", seq, hidden),
@@ -238,21 +234,3 @@ def _modulated(name: str, seq: int, hidden: int) -> list[Piece]:
     rows = {"tokens": float(seq), "cols": float(hidden)}
     options = {"passes": 2.0, "back": 3.0}
     return [plain, Op(f"{name}.scale", "pointwise", rows, transformer.ROWS, options=options)]
-
-
-def _linear(name: str, tokens: int, inner: int, out: int) -> Op:
-    weights = (Tensor(f"{name}.weight", ("in", "out")), Tensor(f"{name}.bias", ("out",)))
-    dims = {"tokens": float(tokens), "in": float(inner), "out": float(out)}
-    kept = (Tensor("input", ("batch", "tokens", "in")),)
-    return Op(name, "matmul", dims, weights=weights, saved=kept)
-
-
-def _numbered(layers: list[Layer]) -> list[Layer]:
-    """Layers under names of their own: one that comes again is counted."""
-    seen: dict[str, int] = {}
-    out = []
-    for layer in layers:
-        seen[layer.name] = seen.get(layer.name, 0) + 1
-        many = seen[layer.name]
-        out.append(replace(layer, name=f"{layer.name}.{many}") if many > 1 else layer)
-    return out

@@ -31,11 +31,8 @@ class Sizes:
 
     def encoder(self, seq: int, times: int) -> Layer:
         """A block of the encoder."""
-        pieces = [
-            *self._half("attention", seq, self._attention(seq, causal=False)),
-            *self._mlp(seq),
-        ]
-        return transformer.block("encoder", pieces, seq, self.hidden, times)
+        own = self._half("attention", seq, self._attention(seq, causal=False))
+        return transformer.block("encoder", [*own, *self._mlp(seq)], seq, self.hidden, times)
 
     def decoder(self, seq: int, memory: int, times: int) -> Layer:
         """A block of the decoder: itself, then what the encoder made, then each word alone."""
@@ -53,40 +50,33 @@ class Sizes:
 
     def _half(self, name: str, seq: int, inner: list[Piece]) -> list[Piece]:
         norm = self.last_norm(f"norm.{name}", seq)
-        added = transformer.residual(
-            f"residual.{name}", seq, self.hidden, bias=False, dropout=self.dropout
-        )
+        added = transformer.residual(f"residual.{name}", seq, self.hidden, dropout=self.dropout)
         return [norm, *inner, *added] if self.ahead else [*inner, *added, norm]
 
     def _attention(self, seq: int, *, causal: bool) -> list[Piece]:
         options = {"bias": self.bias, "causal": causal, "dropout": self.dropout}
-        made = transformer.attention(
-            seq, self.hidden, self.heads, self.heads, self.depth, **options
-        )
+        heads = self.heads
+        made = transformer.attention(seq, self.hidden, heads, heads, self.depth, **options)
         return [own for piece in made for own in self._apart(piece, seq)] if self.apart else made
 
     def _apart(self, piece: Piece, seq: int) -> list[Piece]:
         """Queries, keys and values one by one; the gradients of what they share are added up."""
         if piece.name == "qkv":
             wide = self.heads * self.depth
-            return [*(self._column(name, seq, wide) for name in _QKV), self._sum("qkv", seq, 2)]
+            dims = {"tokens": float(seq), "cols": float(self.hidden)}
+            options = {"passes": 0.0, "back": 6.0, "many": 2}
+            rows, when = transformer.ROWS, "!fused"
+            added = Op("qkv.sum", "pointwise", dims, rows, when=when, options=options)
+            return [*(self._column(name, seq, wide) for name in _QKV), added]
         if piece.name == "qkv.transpose" and isinstance(piece, Op):
             dims = dict(piece.dims) | {"heads": float(self.heads)}
             return [replace(piece, name=f"{name}.transpose", dims=dims) for name in _QKV]
-        return [piece, self._bias(piece)] if piece.name == "attention" else [piece]
-
-    def _sum(self, name: str, seq: int, many: int) -> Op:
-        dims = {"tokens": float(seq), "cols": float(self.hidden)}
-        options = {"passes": 0.0, "back": 3.0 * many, "many": many}
-        return Op(
-            f"{name}.sum", "pointwise", dims, transformer.ROWS, when="!fused", options=options
-        )
-
-    def _bias(self, core: Piece) -> Op:
-        """A number by distance added to every score, its gradient summed over samples."""
-        dims = {k: v for k, v in core.dims.items() if k != "depth"} | {"each": float(self.heads)}
+        if piece.name != "attention":
+            return [piece]
+        # a number by distance added to every score, its gradient summed over samples
+        dims = {k: v for k, v in piece.dims.items() if k != "depth"} | {"each": float(self.heads)}
         split = {"tp": "heads", "cp": "queries"}
-        return Op("bias", "biased", dims, split, when="!flash", options={"back": 1.0})
+        return [piece, Op("bias", "biased", dims, split, when="!flash", options={"back": 1.0})]
 
     def _mlp(self, seq: int) -> list[Piece]:
         inner = transformer.feed_forward(
@@ -105,12 +95,11 @@ class Sizes:
             elif piece.name in _QKV:
                 long = seq if piece.name == "query" else memory
                 out.append(self._column(f"cross.{piece.name}", long, wide))
-            elif piece.name == "bias":
-                continue  # distances are for words of one side
-            elif isinstance(piece, Op):
-                out.append(_crossed(piece, memory))
-            else:
-                out.append(replace(piece, name=f"cross.{piece.name}"))
+            elif piece.name != "bias":  # distances are for words of one side
+                made = transformer.renamed(piece, "cross")
+                keys = {"keys": float(memory)} if "keys" in piece.dims else {}
+                is_op = isinstance(piece, Op)
+                out.append(replace(made, dims=dict(piece.dims) | keys) if is_op else made)
         return out
 
     def _column(self, name: str, seq: int, out: int) -> Op:
@@ -118,13 +107,6 @@ class Sizes:
 
 
 _QKV = ("query", "key", "value")
-
-
-def _crossed(op: Op, memory: int) -> Op:
-    """The same op looking at the encoder's words."""
-    dims = dict(op.dims) | ({"keys": float(memory)} if "keys" in op.dims else {})
-    weights = tuple(replace(w, name=f"cross.{w.name}") for w in op.weights)
-    return replace(op, name=f"cross.{op.name}", dims=dims, weights=weights)
 
 
 def _middle(first: Layer, name: str, norm: list[Piece], *, own: bool = False) -> Layer:
@@ -175,21 +157,15 @@ class Transformer(Spec):
         behind: list[Piece] = [sizes.last_norm("norm.encoder", seq)] if self.ahead else []
         if not self.ahead:  # norms stand behind each half already
             last = replace(last, ops=last.ops[1:])
-        words = "target/words" if self.frames else "embedding/words"
-        return Workload(
-            str(self),
-            (
-                first,
-                sizes.encoder(seq, self.layers),
-                _middle(second, "target", behind, own=bool(self.frames)),
-                sizes.decoder(target, seq, self.decoder or self.layers),
-                last,
-            ),
-            self.batch,
-            self.dtype,
-            ((words, "head/logits"),),
-            tokens=target,
+        layers = (
+            first,
+            sizes.encoder(seq, self.layers),
+            _middle(second, "target", behind, own=bool(self.frames)),
+            sizes.decoder(target, seq, self.decoder or self.layers),
+            last,
         )
+        tied = (("target/words" if self.frames else "embedding/words", "head/logits"),)
+        return Workload(str(self), layers, self.batch, self.dtype, tied, tokens=target)
 
     def _words(self, seq: int, positions: int) -> Layer:
         return transformer.embedding(
@@ -200,11 +176,11 @@ class Transformer(Spec):
         """Two convolutions over frames, the second of stride 2, and positions."""
         net = Net(Image(self.frames, 1, 2 * self.seq))
         for stride in (1, 2):
-            net.conv(self.hidden, (1, 3), stride, pad=(0, 1), bias=True, norm=False, act="gelu")
+            net.plain(self.hidden, (1, 3), stride, "gelu")
         dims = {"tokens": float(self.seq), "hidden": float(self.hidden)}
         place = Op("positions", "embedding", dims, {}, (Tensor("positions", tuple(dims)),))
-        made = transformer.block("embedding", [*net.ops, place], self.seq, self.hidden, 1)
-        return replace(made, is_block=False)
+        pieces = [*net.ops, place]
+        return transformer.block("embedding", pieces, self.seq, self.hidden, is_block=False)
 
 
 @dataclass(frozen=True)

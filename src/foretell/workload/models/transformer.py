@@ -8,7 +8,7 @@ bytes in 16 bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from foretell.workload.workload import Exchange, Layer, Op, Tensor
 
 ROWS = {"sp": "tokens", "cp": "tokens"}  # how a tensor outside the tensor-parallel part is split
 _ROW = ("batch", "tokens", "cols")
+_FED = (Tensor("input", ("batch", "tokens", "in")),)  # what a product keeps of its own
 _SCORES = ("batch", "heads", "queries", "keys")
 # Filling masked scores in place has at once in the backward: gradient, two copies, result.
 _BRIEF = (Tensor("gradients", _SCORES, when="torch-softmax", times=4.0),)
@@ -41,46 +42,40 @@ def norm(
 
     Under autocast each of its consumers keeps a cast of its own; a composite one keeps more.
     """
-    weights = [Tensor(f"{name}.weight", ("cols",))]
-    if bias:
-        weights.append(Tensor(f"{name}.bias", ("cols",)))
-    return Op(
-        name,
-        "norm",
-        {"tokens": seq, "cols": hidden},
-        ROWS,
-        tuple(weights),
-        (Tensor("input", _ROW), Tensor("output", _ROW), *_norm_keeps(consumers, composite)),
-        options={"kernel": kernel, "consumers": consumers, "composite": composite},
-    )
-
-
-def _norm_keeps(consumers: int, composite: bool) -> tuple[Tensor, ...]:
-    """Tensors that eager PyTorch saves for a norm besides its input and output."""
-    kept = [Tensor("casts", _ROW, when="eager&amp", times=consumers - 1.0)] if consumers > 1 else []
+    weights = [Tensor(f"{name}.{part}", ("cols",)) for part in ("weight", "bias")[: 1 + bias]]
+    kept = [Tensor("input", _ROW), Tensor("output", _ROW)]
+    if consumers > 1:  # the rest is what eager PyTorch saves besides
+        kept += [Tensor("casts", _ROW, when="eager&amp", times=consumers - 1.0)]
     if composite:
         kept += [Tensor("wide", _ROW, when="eager&!amp", times=2.0)]
         kept += [Tensor("normalised", _ROW, "fp32", when="eager&amp")]
-    return tuple(kept)
+    options = {"kernel": kernel, "consumers": consumers, "composite": composite}
+    dims = {"tokens": seq, "cols": hidden}
+    return Op(name, "norm", dims, ROWS, tuple(weights), tuple(kept), options=options)
+
+
+def _weights(name: str, bias: bool) -> tuple[Tensor, ...]:
+    """The matrix of a linear layer, and its bias where there is one."""
+    return (Tensor(f"{name}.weight", ("in", "out")), Tensor(f"{name}.bias", ("out",)))[: 1 + bias]
 
 
 def column(name: str, seq: int, inner: int, out: int, *, bias: bool, most: int) -> Op:
     """Column-parallel linear; its input is saved by the producer."""
-    weights: tuple[Tensor, ...] = (Tensor(f"{name}.weight", ("in", "out")),)
-    if bias:
-        weights += (Tensor(f"{name}.bias", ("out",)),)
-    dims = {"tokens": seq, "in": inner, "out": out}
-    return Op(name, "matmul", dims, {"tp": "out", "cp": "tokens"}, weights, most={"tp": most})
+    dims, split = {"tokens": seq, "in": inner, "out": out}, {"tp": "out", "cp": "tokens"}
+    return Op(name, "matmul", dims, split, _weights(name, bias), most={"tp": most})
 
 
 def row(name: str, seq: int, inner: int, out: int, *, bias: bool, most: int) -> Op:
     """A product over split-out inputs: partial sums, to be reduced; it keeps its input."""
-    weights: tuple[Tensor, ...] = (Tensor(f"{name}.weight", ("in", "out")),)
-    if bias:
-        weights += (Tensor(f"{name}.bias", ("out",)),)
-    dims = {"tokens": seq, "in": inner, "out": out}
-    saved = (Tensor("input", ("batch", "tokens", "in")),)
-    return Op(name, "matmul", dims, {"tp": "in", "cp": "tokens"}, weights, saved, most={"tp": most})
+    dims, split = {"tokens": seq, "in": inner, "out": out}, {"tp": "in", "cp": "tokens"}
+    return Op(name, "matmul", dims, split, _weights(name, bias), _FED, most={"tp": most})
+
+
+def dense(name: str, inner: int, out: int, tokens: int = 0, *, keeps: bool = False) -> Op:
+    """A linear layer with a bias that every rank does, over some words or one sample as it is."""
+    dims = {"tokens": float(tokens)} if tokens else {}
+    dims |= {"in": float(inner), "out": float(out)}
+    return Op(name, "matmul", dims, weights=_weights(name, True), saved=_FED if keeps else ())
 
 
 def enter(name: str, seq: int, hidden: int) -> tuple[Exchange, ...]:
@@ -101,7 +96,9 @@ def leave(name: str, seq: int, hidden: int) -> tuple[Exchange, ...]:
     )
 
 
-def residual(name: str, seq: int, hidden: int, *, bias: bool, dropout: bool) -> list[Piece]:
+def residual(
+    name: str, seq: int, hidden: int, *, bias: bool = False, dropout: bool = False
+) -> list[Piece]:
     """Bias, dropout and the sum with the residual: one kernel where the stack fuses, else each."""
     dims = {"tokens": seq, "cols": hidden}
     mask = (Tensor("mask", _ROW, "bool"),) if dropout else ()
@@ -201,8 +198,7 @@ def latent_attention(
 def _latent(name: str, seq: int, hidden: int, out: int, normed: int) -> list[Piece]:
     """Down to a latent vector, of which a part is normed."""
     dims = {"tokens": seq, "in": hidden, "out": out}
-    weight = (Tensor(f"{name}.down.weight", ("in", "out")),)
-    down = Op(f"{name}.down", "matmul", dims, ROWS, weight)
+    down = Op(f"{name}.down", "matmul", dims, ROWS, _weights(f"{name}.down", False))
     return [down, norm(f"{name}.norm", seq, normed, kernel="rms_norm", bias=False)]
 
 
@@ -309,7 +305,7 @@ def embedding(seq: int, hidden: int, vocab: int, *, positions: int, dropout: boo
         rows, mask = {"tokens": seq, "cols": hidden}, (Tensor("mask", _ROW, "bool"),)
         options = {"kernel": "dropout", "passes": 2.5, "back": 2.5}
         ops.append(Op("dropout", "pointwise", rows, ROWS, saved=mask, options=options))
-    return _layer("embedding", ops, seq, hidden, 1, is_block=False)
+    return block("embedding", ops, seq, hidden, is_block=False)
 
 
 def head(seq: int, hidden: int, vocab: int, final: Op) -> Layer:
@@ -339,23 +335,35 @@ def head(seq: int, hidden: int, vocab: int, final: Op) -> Layer:
     split = {"tp": "vocab", "cp": "tokens"}
     loss = Op("loss", "loss", dims, split, saved=kept, pads={"vocab": 128}, brief=brief)
     sums = Exchange("loss", "tp", "all_reduce", "", {"tokens": seq}, {"cp": "tokens"}, dtype="fp32")
-    return _layer(
-        "head",
-        [final, *enter("enter.logits", seq, hidden), logits, loss, sums, sums, sums],
-        seq,
-        hidden,
-        1,
-        is_block=False,
-    )
+    pieces: list[Piece] = [
+        final,
+        *enter("enter.logits", seq, hidden),
+        logits,
+        loss,
+        sums,
+        sums,
+        sums,
+    ]
+    return block("head", pieces, seq, hidden, is_block=False)
 
 
-def block(name: str, pieces: list[Piece], seq: int, hidden: int, times: int) -> Layer:
-    """A block, repeated."""
-    return _layer(name, pieces, seq, hidden, times, is_block=True)
+def encoded(seq: int, hidden: int, heads: int, inner: int, *, bias: bool) -> list[Piece]:
+    """Attention to all words and a feed-forward, each behind a norm; `bias`: in the residuals."""
+    options = {"bias": True, "causal": False, "dropout": False}
+    return [
+        norm("norm.attention", seq, hidden),
+        *attention(seq, hidden, heads, heads, depth(hidden, heads), **options),
+        *residual("residual.attention", seq, hidden, bias=bias),
+        norm("norm.mlp", seq, hidden),
+        *feed_forward(seq, hidden, inner, bias=True),
+        *residual("residual.mlp", seq, hidden, bias=bias),
+    ]
 
 
-def _layer(
-    name: str, pieces: list[Piece], seq: int, hidden: int, times: int, *, is_block: bool
-) -> Layer:
+def block(
+    name: str, pieces: Sequence[Piece], seq: int, hidden: int, times: int = 1, *,
+    is_block: bool = True,
+) -> Layer:  # fmt: skip
+    """A layer over words, repeated; one that is no block is not counted when stages are cut."""
     sizes = {"tokens": seq, "cols": hidden}
     return Layer(name, tuple(pieces), Tensor("hidden", _ROW), sizes, times, ROWS, is_block)

@@ -1,18 +1,85 @@
-"""State-space models: Mamba (Gu and Dao 2023) and Mamba-2 (Dao and Gu 2024).
+"""Models that go over the words of a sample one after another.
 
-A block is a gated product on the way out, a short convolution along the words, the scan, and the
-way back. Mamba's scan is one kernel bound by memory; Mamba-2's is matmuls of chunks of words.
+Rnnlm    words through layers of LSTM to the next word
+Mamba    state-space models: Mamba (Gu and Dao 2023) and Mamba-2 (Dao and Gu 2024). A block is a
+         gated product on the way out, a short convolution along the words, the scan, and the way
+         back. Mamba's scan is one kernel bound by memory; Mamba-2's is matmuls of chunks of words.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from foretell.spec import Spec
 from foretell.workload.models import transformer
 from foretell.workload.models.transformer import Piece
 from foretell.workload.workload import Layer, Op, Tensor, Workload
+
+_GATES = 4
+
+
+@dataclass(frozen=True)
+class Rnnlm(Spec):
+    """A language model of LSTM layers.
+
+    As it stands, the large model of Zaremba et al. 2014 on Penn Treebank: 66 million parameters.
+    """
+
+    name: ClassVar[str] = "rnnlm"
+    layers: int = 2
+    hidden: int = 1500
+    embedding: int = 0  # width of a word; as wide as a layer where 0
+    seq: int = 35
+    vocab: int = 10000
+    tied: bool = False
+    dropout: bool = True
+    batch: int = 20
+    dtype: str = "fp32"
+
+    def workload(self) -> Workload:
+        """The model's layers."""
+        wide = self.embedding or self.hidden
+        first = transformer.embedding(self.seq, wide, self.vocab, positions=0, dropout=self.dropout)
+        layers = [first, self._lstm(wide, 1)]
+        if self.layers > 1:
+            layers.append(self._lstm(self.hidden, self.layers - 1))
+        layers.append(self._head())
+        tied = (("embedding/words", "head/logits"),) if self.tied else ()
+        return Workload(str(self), tuple(layers), self.batch, self.dtype, tied, tokens=self.seq)
+
+    def _lstm(self, inner: int, times: int) -> Layer:
+        seq, hidden = self.seq, self.hidden
+        dims = {"steps": float(seq), "in": float(inner), "hidden": float(hidden)}
+        weights = (
+            Tensor("fed", ("in", "hidden"), times=_GATES),
+            Tensor("turn", ("hidden", "hidden"), times=_GATES),
+            Tensor("biases", ("hidden",), times=2.0 * _GATES),
+        )
+        kept = Tensor("gates", ("batch", "steps", "hidden"), times=_GATES + 2.0)
+        pieces = [Op("lstm", "recurrent", dims, {}, weights, (kept,), options={"gates": _GATES})]
+        if self.dropout:
+            rows = {"tokens": float(seq), "cols": float(hidden)}
+            mask = (Tensor("mask", ("batch", "tokens", "cols"), "bool"),)
+            options = {"kernel": "dropout", "passes": 2.5, "back": 2.5}
+            pieces.append(Op("dropout", "pointwise", rows, saved=mask, options=options))
+        name = "lstm.first" if inner != hidden or times == 1 else "lstm"
+        return transformer.block(name, pieces, seq, hidden, times)
+
+    def _head(self) -> Layer:
+        norm = transformer.norm("norm", self.seq, self.hidden)
+        last = transformer.head(self.seq, self.hidden, self.vocab, norm)
+        weights = (Tensor("logits", ("in", "out")), Tensor("logits.bias", ("out",)))
+        ops = [
+            replace(op, weights=weights, pads={})
+            if isinstance(op, Op) and op.name == "logits"
+            else op
+            for op in last.ops[1:]
+        ]
+        return replace(last, ops=tuple(ops))
+
+
+_KEPT = ("scores", "states")  # products of chunks whose results the backward needs
 
 
 @dataclass(frozen=True)
@@ -64,7 +131,7 @@ class Mamba(Spec):
             *(self._chunks() if self.heads else self._scan()),
             transformer.row("out", seq, wide, hidden, bias=False, most=most),
             *transformer.leave("leave.mixer", seq, hidden),
-            *transformer.residual("residual", seq, hidden, bias=False, dropout=False),
+            *transformer.residual("residual", seq, hidden),
         ]
         return transformer.block("block", pieces, seq, hidden, self.layers)
 
@@ -103,24 +170,14 @@ class Mamba(Spec):
             "states": (state, depth, chunk),
             "outside": (chunk, depth, state),
         }
-        rows = ("batch", "b", "m", "n")
-        made: list[Piece] = [
-            Op(
-                name,
-                "product",
-                {"b": b, "m": float(m), "n": float(n), "k": float(k)},
-                split,
-                saved=(Tensor("output", rows),) if name in ("scores", "states") else (),
-            )
-            for name, (m, n, k) in sizes.items()
-        ]
+        made: list[Piece] = []
+        for name, (m, n, k) in sizes.items():
+            saved = (Tensor("output", ("batch", "b", "m", "n")),) if name in _KEPT else ()
+            product = {"b": b, "m": float(m), "n": float(n), "k": float(k)}
+            made.append(Op(name, "product", product, split, saved=saved))
         dims = {"tokens": float(self.seq), "cols": float(self._wide)}
-        weights = (
-            Tensor("decay", (), times=float(self.heads)),
-            Tensor("skip", (), times=float(self.heads)),
-            Tensor("steps", (), times=float(self.heads)),
-            Tensor("norm", ("cols",)),
-        )
+        each = (Tensor(name, (), times=float(self.heads)) for name in ("decay", "skip", "steps"))
+        weights = (*each, Tensor("norm", ("cols",)))
         kept = tuple(Tensor(n, ("batch", "tokens", "cols")) for n in ("x", "gate"))
         options = {"passes": 3.0, "back": 5.0}
         gate = Op("gate", "pointwise", dims, {"tp": "cols"}, weights, kept, options=options)
