@@ -33,11 +33,19 @@ import numpy as np
 
 from foretell.cluster import Cluster
 from foretell.cluster import load as load_cluster
-from foretell.search.fusion.planner import Found, FusionPlanner
+from foretell.search.fusion.fused_step import Evaluator, bounds
+from foretell.search.fusion.planner import (
+    Backtrack,
+    Found,
+    FusionPlanner,
+    Run,
+    backtrack,
+    bundled,
+    hill_climb,
+    put_off,
+)
+from foretell.search.fusion.planner import begun as begun_at
 from foretell.search.fusion.problem import Problem, Wire, from_workload
-from foretell.search.fusion.score import Evaluator, bounds
-from foretell.search.fusion.search import Backtrack, Run, backtrack, bundled, hill_climb, put_off
-from foretell.search.fusion.search import begun as begun_at
 from foretell.search.fusion.state import Fusion, fitting_edges, fused, unfused
 from foretell.workload import Workload, load
 

@@ -3,7 +3,7 @@
 import pytest
 
 from foretell.cost import aten
-from foretell.cost.fusion_class import KINDS, WORDS
+from foretell.cost.fused_regions import KINDS, WORDS
 from foretell.memory import flow, outputs
 from foretell.operators import OPERATORS, PRODUCTS, UNFUSED, having, window
 

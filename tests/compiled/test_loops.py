@@ -61,7 +61,7 @@ def test_loops_of_searches_give_what_their_python_gives(held_to_python):
     few = "placement:playouts=1,strokes=8,polish=5"
     parse("fusion:evaluations=12").plan(load("vgg16:batch=16"), machines("disco-a"))
     parse(few).plan(load("vgg16:batch=32"), machines("heterog-8"))
-    assert held_to_python["foretell.cost.fused_lower._lower"]
+    assert held_to_python["foretell.cost.fused_kernels._lower"]
     assert held_to_python["foretell.search.placement.search.loops_anneal"]
     assert len(held_to_python) > 12
 

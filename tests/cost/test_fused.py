@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from foretell.cluster.read import devices
-from foretell.cost import fused_formula
+from foretell.cost import fused
 from foretell.cost.fused import fused_price, networks
 from foretell.cost.fused_regions import WALKED, Regions, assembled, walked
 from foretell.errors import InputError
@@ -33,7 +33,7 @@ def walk(regions: Regions) -> dict[str, np.ndarray]:
 
 
 def kernels(regions: Regions) -> list[int]:
-    return np.bincount(fused_formula.kernels_of(H200, regions).of).tolist()
+    return np.bincount(fused.kernels_of(H200, regions).of).tolist()
 
 
 def test_a_chain_moves_its_ends_only():
@@ -229,7 +229,7 @@ def test_constants_of_every_sort_ship():
     calibrate = pytest.importorskip("foretell_lab.fused.calibrate")
     host_fit = pytest.importorskip("foretell_lab.fused.host_fit")
     for kind in ("gpu", "kernel", "cpu"):
-        found = fused_formula.shipped()[kind]
+        found = fused.shipped()[kind]
         names = host_fit.GUESS if kind == "cpu" else calibrate.GUESS
         assert set(found["constants"]) == set(names)
         assert found["sigma"]["seen"] > 0

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from foretell.cost.fused_network import blocks
+from foretell.cost.fused import blocks
 
 
 def one(rows, inner, *, down, loads=2):

@@ -6,8 +6,8 @@ import numpy as np
 
 from foretell.cluster.read import devices
 from foretell.cost.fused import fused_price
-from foretell.cost.fused_lower import lowered
-from foretell.cost.fused_realization import splits
+from foretell.cost.fused_kernels import lowered
+from foretell.cost.fused_nests import splits
 from foretell.cost.fused_regions import WALKED, assembled, distinct, walked
 from foretell_lab.fused import data as fused_data
 

@@ -5,10 +5,9 @@ from math import nan
 import numpy as np
 
 from foretell.cluster.read import devices
-from foretell.cost import fused_formula, fused_host
+from foretell.cost import fused
 from foretell.cost.fused import fused_price, networks
-from foretell.cost.fused_host import NESTED, nested
-from foretell.cost.fused_regions import Regions, assembled
+from foretell.cost.fused_regions import HOST_WEIGHT, NESTED, Regions, assembled, nested
 from foretell_lab.fused import data as fused_data
 from foretell_lab.fused.tuning import one_core
 
@@ -17,7 +16,7 @@ N = 1 << 18
 
 
 def walk(regions: Regions) -> dict[str, np.ndarray]:
-    return dict(zip(NESTED, nested(regions, fused_host.HOST_WEIGHT).region.T, strict=True))
+    return dict(zip(NESTED, nested(regions, HOST_WEIGHT).region.T, strict=True))
 
 
 def node(word: str, writes: float = 0, dtype: str = "fp32", inner: float = 1, across: int = 0):
@@ -55,7 +54,7 @@ def test_an_exponential_two_passes_use_is_computed_once():
         nodes = [node("fresh"), node(word), node("sum", inner=256), node("div", 4 * N)]
         return nodes, [(0, 1, 0), (1, 2, 0), (1, 3, 0), (2, 3, 1)]
 
-    visits = nested(assembled([region("exp"), region("mul")]), fused_host.HOST_WEIGHT).node[:, 0]
+    visits = nested(assembled([region("exp"), region("mul")]), HOST_WEIGHT).node[:, 0]
     assert visits[1] == 1
     assert visits[5] == 2
 
@@ -90,7 +89,7 @@ def test_a_network_ships_for_a_cpu_and_all_weights_stay_small():
     members, scale = networks("cpu")
     assert len(members) >= 3
     assert np.all(scale > 0)
-    tables = fused_formula.files("foretell.cost").joinpath("tables")
+    tables = fused.files("foretell.cost").joinpath("tables")
     nets = [f for f in tables.iterdir() if f.name.startswith("fused_net")]
     assert sum(len(f.read_bytes()) for f in nets) < 2e6
     assert len(nets) == 3

@@ -4,9 +4,8 @@ from math import nan
 
 import numpy as np
 
-from foretell.cost.fused_lower import lowered
-from foretell.cost.fused_regions import FRESH, assembled
-from foretell.cost.fusion_class import WORDS
+from foretell.cost.fused_kernels import lowered
+from foretell.cost.fused_regions import FRESH, WORDS, assembled
 
 ROWS, WIDE = 3136, 192
 N = ROWS * WIDE

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretell.cost.fusion_class import (
+from foretell.cost.fused_regions import (
     KIND_CODE,
     KIND_OF,
     KINDS,

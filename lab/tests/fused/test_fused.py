@@ -8,8 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from foretell.cost.fused_regions import DTYPES  # noqa: E402
-from foretell.cost.fusion_class import KINDS, WORDS, is_fusible, kind_of, word_of  # noqa: E402
+from foretell.cost.fused_regions import (  # noqa: E402
+    DTYPES,
+    KINDS,
+    WORDS,
+    is_fusible,
+    kind_of,
+    word_of,
+)
 from foretell_lab.fused import draw, gather, make  # noqa: E402
 from foretell_lab.fused.__main__ import main  # noqa: E402
 from foretell_lab.fused.build import graph_of, real_entry  # noqa: E402

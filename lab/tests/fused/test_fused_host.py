@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from foretell.cost import fused_formula  # noqa: E402
-from foretell.cost.fused_host import NESTED, nested  # noqa: E402
+from foretell.cost import fused  # noqa: E402
+from foretell.cost.fused_regions import NESTED, nested  # noqa: E402
 from foretell_lab.fused import data as fused_data  # noqa: E402
 from foretell_lab.fused import host, host_build, host_fit, host_make  # noqa: E402
 from foretell_lab.fused.build import graph_of, real_entry  # noqa: E402
@@ -93,12 +93,14 @@ def test_a_model_gets_a_part_of_its_batch():
 def test_the_formula_on_tensors_is_the_formula():
     data = fused_data.shipped("cpu")
     some, core = data.regions.take(range(60)), one_core()
-    c, weights = fused_formula.constants_of(core), fused_formula.weights("cpu")
+    c, weights = fused.shipped()["cpu"]["constants"], fused.weights("cpu")
     values = torch.log(torch.tensor([c[name] for name in host_fit.GUESS], dtype=torch.float64))
     work = torch.tensor(host_fit.places_by_op(some) @ weights)
     walk = torch.tensor(nested(some, weights).region)
     mine = host_fit._seconds(core, walk, work, values).numpy()
-    np.testing.assert_allclose(mine, fused_formula.seconds(core, some), rtol=1e-3)
+    np.testing.assert_allclose(
+        mine, fused.fused_price(some, core, learned=False).seconds, rtol=1e-3
+    )
     assert walk.shape[1] == len(NESTED)
 
 

@@ -12,9 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from foretell.cluster.read import devices  # noqa: E402
-from foretell.cost.fused_lower import lowered  # noqa: E402
-from foretell.cost.fused_regions import assembled  # noqa: E402
-from foretell.cost.fusion_class import WORDS  # noqa: E402
+from foretell.cost.fused_kernels import lowered  # noqa: E402
+from foretell.cost.fused_regions import WORDS, assembled  # noqa: E402
 from foretell.errors import InputError  # noqa: E402
 from foretell_lab.fused import bench, matched, steps  # noqa: E402
 from foretell_lab.fused import data as fused_data  # noqa: E402

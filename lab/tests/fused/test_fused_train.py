@@ -7,8 +7,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
 from foretell.cluster.read import devices  # noqa: E402
-from foretell.cost import fused_formula  # noqa: E402
-from foretell.cost.fused_network import answer, features  # noqa: E402
+from foretell.cost import fused  # noqa: E402
+from foretell.cost.fused import answer, features  # noqa: E402
 from foretell.cost.fused_regions import walked  # noqa: E402
 from foretell_lab.fused import calibrate  # noqa: E402
 from foretell_lab.fused import data as fused_data  # noqa: E402
@@ -81,13 +81,13 @@ def test_families_are_left_out_whole():
 
 
 def test_the_formula_on_tensors_is_the_formula(measured):
-    c = fused_formula.constants_of(H200)
+    c = fused.shipped()["gpu"]["constants"]
     values = torch.log(torch.tensor([c[name] for name in calibrate.GUESS], dtype=torch.float64))
-    walk = walked(measured.regions, 132.0, fused_formula.weights("gpu"))
+    walk = walked(measured.regions, 132.0, fused.weights("gpu"))
     counts = calibrate.places_by_op(measured.regions, H200)
-    work = torch.tensor(counts @ fused_formula.weights("gpu"))
+    work = torch.tensor(counts @ fused.weights("gpu"))
     mine = calibrate._seconds(H200, torch.tensor(walk.region), work, values)
-    shipped = fused_formula.seconds(H200, measured.regions)
+    shipped = fused.fused_price(measured.regions, H200, learned=False).seconds
     np.testing.assert_allclose(mine.numpy(), shipped, rtol=1e-3)
 
 

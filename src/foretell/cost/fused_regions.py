@@ -1,10 +1,36 @@
-"""Fused regions as columns, and what a kernel of one must move and compute.
+"""Fused regions: which ops may share one, regions as columns, what a kernel must move and compute.
+
+Ops have a kind, by what a compiler such as Inductor does with each (table `operators.toml`):
+
+    kind        what it is                                   fuses
+    pointwise   one result for one place                     with what loops over its places
+    gather      reads at an index (embedding, select)        like pointwise
+    random      draws numbers (dropout)                      like pointwise
+    constant    writes a value, reads nothing                like pointwise
+    view        another way to look at memory                with everything, free
+    cat         several tensors one behind the other         like pointwise
+    reduction   many places to one                           with what loops over its rows
+    norm        reductions and what uses their results       like a reduction
+    window      reads a neighbourhood (pooling)              like pointwise
+    template    matmul or convolution                takes pointwise consumers where the
+                                                             compiler writes it, else stays alone
+    scatter     adds to places an index names                never: its order is a library's affair
+    extern      a library's kernel                           never
+
+Ops are named by their word: the name in torch's `aten` without `_`, `native_` and overload
+(`aten::_softmax` is `softmax`, → `word_of`). Unknown words are `extern`: what is not known
+to fuse is not fused.
+
+Rules (→ `may_fuse`) follow what Inductor's scheduler allows for one producer and one consumer:
+both loop over the same places, or the consumer loops over the rows of a reduction, or reads the
+producer broadcast. A cycle through an op outside the region is the caller's to forbid.
+
 
 A region is its nodes and edges. Nodes are the tensors that enter (`input`, or `fresh` where the
 step wrote it just before and the cache may still hold it) and the ops inside; edges say which node
 reads which.
 
-    node    op         number of the op's word (→ `foretell.cost.fusion_class.codes_of`)
+    node    op         number of the op's word (→ `codes_of`)
             dtype      number format of its first result, as a word
             elements   of its first result; of the memory behind an entering tensor
             looped     places it visits: the most elements of anything it reads or gives
@@ -24,16 +50,16 @@ breaks larger ones into, and nothing of it waits for another kernel.
 Compiled walks know an op by its number; tables such as `WEIGHT` say what each counts for. What a
 kernel must move and compute, found by walking its ops once.
 
-Regions are lowered to kernels first (→ `fused_lower`). The walk drops what nothing uses and counts
-for every pass over the kernel's places which tensors are read again. Rows too long for registers
-are visited twice, sums of columns make a pass of their own, and rows cannot change places inside a
-kernel: what moves them begins another pass (Inductor, torch 2.11).
+Regions are lowered to kernels first (→ `fused_kernels`). The walk drops what nothing uses and
+counts for every pass over the kernel's places which tensors are read again. Rows too long for
+registers are visited twice, sums of columns make a pass of their own, and rows cannot change places
+inside a kernel: what moves them begins another pass (Inductor, torch 2.11).
 
     read      bytes of entering tensors, each once
     fresh     those of them the step has just written
     reread    bytes read again in later passes, from memory or cache
     written   bytes that leave
-    kernels   1; a region on a CPU (→ `fused_host`), which has the same columns, may have more
+    kernels   1; a region on a CPU may have more
     levels    1, likewise
     work      elementary operations over all places (→ `WEIGHT`)
     turned    bytes read in another order than they lie
@@ -45,6 +71,26 @@ kernel: what moves them begins another pass (Inductor, torch 2.11).
     operand   bytes the matmuls read and write
     odd       elements moved in rows no wide load fits, where rows matter
     halves    places visited in formats of two bytes
+
+On a CPU Inductor C++ (torch 2.13) writes one function of several loop nests. Ops over the same
+places share a nest, but what uses a reduction, a norm or a product waits for the next one: the
+region falls into passes. What is not stored is recomputed in every pass that uses it; what is long
+or holds an exponential is stored then (`should_realize_on_reuse` in torch/_inductor/ir.py). Nests
+are vectorized along the rows that lie side by side; sums of columns keep one accumulator each and
+run down the rows. The columns have a CPU's meaning where it differs, and there are seven more:
+
+    reread    bytes read again by later passes
+    kernels   loop nests expected
+    levels    passes that wait for one another
+    lone      rows begun: the start and the last, partial vector of each
+    odd       places that partial vectors visit in vain
+    columns   places visited by reductions that run down columns
+    chained   places visited by reductions along rows: one accumulator, one after another
+    mapped    bytes that leave in blocks larger than the allocator keeps: paged in anew
+    asked     booleans read from memory: a mask of them is assembled one by one
+    told      booleans written
+    joined    places of concatenations that are not stored: what uses them asks which part it is in
+    given     tensors that enter and leave: each is passed over by the interpreter
 """
 
 from __future__ import annotations
@@ -57,26 +103,85 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.compiled import F1, F2, I1, compiled
-from foretell.cost.fusion_class import KIND_CODE, KINDS, WORDS, codes_of, word_of
 from foretell.cost.limits import SIZES
 from foretell.errors import InputError, unknown
 from foretell.operators import having
+
+KINDS = (
+    "input", "pointwise", "gather", "random", "constant", "view", "cat", "reduction", "norm",
+    "window", "template", "scatter", "extern",
+)  # fmt: skip
+
+_RENAMED: dict[str, str] = having("word")
+
+# Kinds that loop over places and may join others in one loop.
+_LOOPS = frozenset({"pointwise", "gather", "random", "constant", "cat", "window"})
+_ROWS = frozenset({"reduction", "norm"})
+
+
+def word_of(name: str) -> str:
+    """The word of an op: `aten::_softmax` and `aten._softmax.default` are both `softmax`."""
+    plain = name.removeprefix("aten::").removeprefix("aten.").partition(".")[0]
+    if plain in _RENAMED:
+        return _RENAMED[plain]
+    return plain.removeprefix("_").removeprefix("native_")
+
+
+KIND_OF: dict[str, str] = {word_of(op): kind for op, kind in having("fusion", *KINDS).items()}
+WORDS = tuple(KIND_OF)  # the order of the table of operators is the numbering of ops in a region
+
+
+def kind_of(word: str) -> str:
+    """What sort of op a word is; `extern` where it is unknown."""
+    return KIND_OF.get(word, "extern")
+
+
+def codes_of(words: Sequence[str]) -> npt.NDArray[np.int64]:
+    """The numbers of words; unknown ones are `other`."""
+    return np.array([_CODE.get(word, _CODE["other"]) for word in words], np.int64)
+
+
+_ALONE = frozenset({"extern", "scatter", "input"})
+
+
+def is_fusible(kind: str) -> bool:
+    """Whether an op of this kind ever shares a kernel with another."""
+    return kind not in _ALONE
+
+
+def may_fuse(
+    producer: str, consumer: str, *, made: float, looped: float, rows: float, template: bool = False
+) -> bool:
+    """Whether a consumer may join its producer in one kernel.
+
+    `made` elements the producer gives, `looped` places the consumer visits, `rows` results the
+    consumer gives (of a reduction) or the producer's places (where the producer reduces);
+    `template` says whether the compiler writes matmuls itself and so can add to their end.
+    """
+    if producer in _ALONE or consumer in _ALONE:
+        return False
+    if "view" in (producer, consumer):
+        return True
+    if consumer == "template":
+        return False
+    if producer == "template":
+        return template and consumer in _LOOPS and made == looped
+    if producer in _ROWS:
+        # a result a row: used again over the same places, row by row, or reduced further
+        return looped in (made, rows)
+    return made <= looped
+
+
+_CODE = {word: number for number, word in enumerate(WORDS)}
+KIND_CODE = np.array([KINDS.index(KIND_OF[word]) for word in WORDS], np.int64)
+
 
 Array = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 Words = npt.NDArray[np.str_]
 NODE = (
-    "op",
-    "dtype",
-    "elements",
-    "looped",
-    "inner",
-    "across",
-    "last",
-    "writes",
-    "flops",
-    "seconds",
-)
+    "op", "dtype", "elements", "looped", "inner", "across", "last", "writes", "flops", "seconds",
+)  # fmt: skip
 DTYPES = tuple(SIZES)
 
 
@@ -92,7 +197,7 @@ def _by_word(trait: str) -> list[float]:
 
 WEIGHT = np.array(_by_word("work"), float)
 SIZE = np.array([float(SIZES[d]) for d in DTYPES])  # bytes of an element by number of format
-_CODE = {kind: number for number, kind in enumerate(KINDS)}
+_SORT = {kind: number for number, kind in enumerate(KINDS)}
 FRESH = WORDS.index("fresh")
 COUNTS = np.array(_by_word("steps"))
 LEVELS = 12  # more are counted as the last
@@ -122,7 +227,7 @@ class Regions:
     pattern: Whole
     written: npt.NDArray[np.bool_] | None = None  # of each region; none where nothing is
     since: Array | None = None  # bytes touched since an entering tensor was, by kernels predicted
-    lowered: bool = False  # kernels predicted (→ `fused_lower`), not as a compiler wrote them
+    lowered: bool = False  # kernels predicted (→ `fused_kernels`), not as a compiler wrote them
 
     def __len__(self) -> int:
         return len(self.first) - 1
@@ -130,7 +235,7 @@ class Regions:
     @property
     def region(self) -> Whole:
         """The region of each node."""
-        return np.repeat(np.arange(len(self)), np.diff(self.first))
+        return np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
 
     @property
     def is_written(self) -> npt.NDArray[np.bool_]:
@@ -274,9 +379,9 @@ def checked(regions: Regions) -> Regions:
     return regions
 
 
-VIEW, CONSTANT, INPUT = _CODE["view"], _CODE["constant"], _CODE["input"]
-REDUCTION, NORM, TEMPLATE = _CODE["reduction"], _CODE["norm"], _CODE["template"]
-GATHER, RANDOM = _CODE["gather"], _CODE["random"]
+VIEW, CONSTANT, INPUT = _SORT["view"], _SORT["constant"], _SORT["input"]
+REDUCTION, NORM, TEMPLATE = _SORT["reduction"], _SORT["norm"], _SORT["template"]
+GATHER, RANDOM = _SORT["gather"], _SORT["random"]
 
 
 def _are(*words: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -291,9 +396,9 @@ UNPOOLS = _are(
 )  # fmt: skip
 PARTS = _are("split", "split_with_sizes", "unbind", "chunk")
 SLICES = _are("slice", "select")
-# For loop nests (→ `fused_realization`): views by what they do, norms by how their sums are taken.
-CAT, WINDOW, POINTWISE = _CODE["cat"], _CODE["window"], _CODE["pointwise"]
-SCATTER, EXTERN = _CODE["scatter"], _CODE["extern"]
+# For loop nests (→ `fused_nests`): views by what they do, norms by how their sums are taken.
+CAT, WINDOW, POINTWISE = _SORT["cat"], _SORT["window"], _SORT["pointwise"]
+SCATTER, EXTERN = _SORT["scatter"], _SORT["extern"]
 PREPARED = _are("adaptive_avg_pool2d_backward")  # torch's own: zeros, then sums into them
 TURNS, EXPANDS = _are("t", "transpose", "permute"), _are("expand")
 CONVOLVES = _are("convolution")
@@ -535,3 +640,192 @@ def _count_op(o, n, units, level, need, row):  # type: ignore[no-untyped-def]
     if o.inner[n] > 1:
         rows = o.looped[n] / max(o.inner[n], 1.0)
         row[8] = max(row[8], o.inner[n] * min(1.0, units / max(rows, 1.0)))
+
+
+NESTED = (
+    "read", "fresh", "reread", "written", "kernels", "levels", "work", "turned", "lone", "product",
+    "own", "places", "random", "operand", "odd", "halves", "columns", "chained", "mapped", "asked",
+    "told", "joined", "given",
+)  # fmt: skip
+_PASSES = 12  # more are counted as the last
+_LONG = 30.0  # operations beyond which what several passes use is stored (`has_large_inner_fn`)
+# Ops whose value is stored where several passes use it, however short it is.
+_STORED = np.isin(
+    np.array(WORDS),
+    ("exp", "log", "log1p", "sigmoid", "tanh", "silu", "silu_backward", "mish", "softplus"),
+)
+_NESTS = 16  # of a region; more are counted as the last
+_BOOL = DTYPES.index("bool")
+_VECTOR = 16.0  # of fp32 in a vector of 512 bits
+_MAPPED = 32.0 * 2**20  # bytes: glibc maps larger blocks anew (mallopt(3), M_MMAP_THRESHOLD)
+# Elementary operations of one place where a CPU's differ from those of a GPU: random numbers
+# and indices go lane by lane.
+_LANE_BY_LANE = {
+    "dropout": 300.0, "rand": 300.0, "rand_like": 300.0, "bernoulli": 300.0, "randn": 300.0,
+    "embedding": 8.0, "index": 30.0, "layer_norm": 6.0, "layer_norm_backward": 6.0,
+    "batch_norm": 6.0, "batch_norm_backward": 6.0,
+}  # fmt: skip
+HOST_WEIGHT = np.array([_LANE_BY_LANE.get(w, g) for w, g in zip(WORDS, WEIGHT, strict=True)])
+
+
+def nested(regions: Regions, weight: Array) -> Walk:
+    """Walk all regions; `weight` counts operations by op."""
+    out, node = np.zeros((len(regions), len(NESTED))), np.zeros((len(regions.op), 3))
+    _walk_nests(columns_of(regions, edges_read(regions)), regions.first, out, node)
+    add_work(regions, node, weight, out)
+    return Walk(out, node)
+
+
+@compiled
+def _walk_nests(o: Ops, first: I1, out: F2, node: F2) -> None:
+    for r in range(len(first) - 1):
+        low, high = first[r], first[r + 1]
+        settle(o, low, high)
+        alive = live(o, low, high)
+        level, done = _passes(o, low, high, alive)
+        long = _lengths(o, low, high)
+        need, again = _nest_needs(o, low, high, alive, level, done, long)
+        rows = rows_matter(o, low, high, alive)
+        row = out[r]
+        _entering(o, low, high, alive, need, row)
+        _inside(o, low, high, alive, level, done, need, again, rows, row)
+        row[4], row[5] = max(row[4], 1.0), max(row[5], 1.0)
+        for i in range(high - low):
+            node[low + i, 0] = max(1, bits(need[i]) - again[i]) if alive[i] else 0
+            node[low + i, 1] = level[i]
+            node[low + i, 2] = done[i] - level[i]
+
+
+@compiled
+def _passes(o, low, high, alive):  # type: ignore[no-untyped-def]
+    """The pass in which each node is begun, and the one in which its result is there."""
+    level = np.zeros(high - low, np.int64)
+    done = np.zeros(high - low, np.int64)
+    for n in range(low, high):
+        i = n - low
+        if o.kind[n] != CONSTANT:
+            for e in range(o.start[n], o.start[n + 1]):
+                level[i] = max(level[i], done[o.source[e] - low])
+        waits = o.kind[n] == REDUCTION or o.kind[n] == NORM or o.kind[n] == TEMPLATE
+        done[i] = min(level[i] + (1 if waits else 0), _PASSES - 1)
+    return level, done
+
+
+@compiled
+def _lengths(o, low, high):  # type: ignore[no-untyped-def]
+    """Operations behind each value since the last stored ones; endless behind an exponential."""
+    found = np.zeros(high - low)
+    for n in range(low, high):
+        if o.kind[n] != INPUT and o.kind[n] != CONSTANT:
+            found[n - low] = 0.0 if o.kind[n] == VIEW else min(WEIGHT[o.op[n]], 10.0)
+            found[n - low] += 1e9 if _STORED[o.op[n]] else 0.0
+            for e in range(o.start[n], o.start[n + 1]):
+                at = o.source[e]
+                lies = o.writes[at] > 0 or o.kind[at] == REDUCTION or o.kind[at] == TEMPLATE
+                found[n - low] += 0.0 if lies else found[at - low]
+    return found
+
+
+@compiled
+def _nest_needs(o, low, high, alive, level, done, long):  # type: ignore[no-untyped-def]
+    """For each node the passes, as asked, in which its value is wanted; in how many it is read."""
+    need = np.zeros(high - low, np.int64)
+    again = np.zeros(high - low, np.int64)
+    for n in range(high - 1, low - 1, -1):
+        i = n - low
+        if not alive[i] or o.kind[n] == INPUT or o.kind[n] == CONSTANT:
+            continue
+        if o.writes[n] > 0:
+            need[i] |= 1 << done[i]
+        asked = need[i]
+        if o.kind[n] == TEMPLATE:
+            asked = 0
+        elif o.kind[n] == REDUCTION:
+            asked = 1 << level[i]
+        elif o.kind[n] == NORM:
+            asked |= 1 << level[i]
+        elif o.writes[n] > 0 or (o.kind[n] != VIEW and long[i] > _LONG and bits(asked) > 1):
+            again[i] = bits(asked) - 1
+            asked = 1 << level[i]
+        if COLUMNS[o.op[n]] or (BATCH[o.op[n]] and o.kind[n] == NORM):
+            asked |= 1 << (level[i] + _PASSES)  # sums of columns, or a second pass for the variance
+        for e in range(o.start[n], o.start[n + 1]):
+            need[o.source[e] - low] |= asked
+    return need, again
+
+
+@compiled
+def _entering(o, low, high, alive, need, row):  # type: ignore[no-untyped-def]
+    """Bytes of entering tensors: as much of each as is read, and again in later passes."""
+    asked = np.zeros(high - low)
+    for n in range(high - 1, low - 1, -1):
+        i = n - low
+        if not alive[i] or o.kind[n] == CONSTANT:
+            continue
+        asked[i] = min(asked[i], o.elements[n])
+        for e in range(o.start[n], o.start[n + 1]):
+            asked[o.source[e] - low] += asked[i] if o.kind[n] == VIEW else o.looped[n]
+        if o.kind[n] == INPUT and need[i] > 0:
+            moved = asked[i] * o.size[n]
+            row[0] += moved
+            row[1] += moved if o.op[n] == FRESH else 0.0
+            row[2] += moved * (bits(need[i]) - 1)
+            row[19] += asked[i] * bits(need[i]) if o.dtype[n] == _BOOL else 0.0
+            row[22] += 1.0
+
+
+@compiled
+def _inside(o, low, high, alive, level, done, need, again, rows, row):  # type: ignore[no-untyped-def]
+    seen = np.zeros((_NESTS, 3))
+    for n in range(low, high):
+        i = n - low
+        if not alive[i] or o.kind[n] == INPUT:
+            continue
+        stored = o.writes[n] > 0 or o.kind[n] == REDUCTION or o.kind[n] == TEMPLATE
+        row[3] += o.writes[n]
+        row[18] += o.writes[n] if o.writes[n] > _MAPPED else 0.0
+        row[20] += o.writes[n] if o.dtype[n] == _BOOL else 0.0
+        row[22] += 1.0 if o.writes[n] > 0 else 0.0
+        if stored or again[i] > 0:  # later passes read what was stored
+            row[2] += o.elements[n] * o.size[n] * bits(need[i] & ~(1 << done[i]))
+            row[2] += 0.0 if stored else o.elements[n] * o.size[n]
+        if o.kind[n] == TEMPLATE:
+            row[9] += o.flops[n]
+            row[10] += o.seconds[n] if o.seconds[n] == o.seconds[n] else 0.0
+            row[13] += o.elements[n] * o.size[n]
+            for e in range(o.start[n], o.start[n + 1]):
+                row[13] += o.elements[o.source[e]] * o.size[o.source[e]]
+            row[2] += o.elements[n] * o.size[n] if need[i] >> done[i] & 1 else 0.0
+        if o.kind[n] == TEMPLATE or o.kind[n] == VIEW or o.kind[n] == CONSTANT:
+            continue
+        times = max(1, bits(need[i]) - again[i])
+        row[11] = max(row[11], o.looped[n])
+        row[12] += o.looped[n] * times if o.kind[n] == RANDOM else 0.0
+        row[21] += o.looped[n] * times if o.kind[n] == CAT and o.writes[n] == 0 else 0.0
+        for e in range(o.start[n], o.start[n + 1]):
+            row[7] += o.elements[o.source[e]] * o.size[o.source[e]] if o.pattern[e] == 2 else 0.0
+        if o.kind[n] == REDUCTION or o.kind[n] == NORM:
+            along = o.across[n] == 0
+            row[17 if along else 16] += o.looped[n]
+            row[4] += 1.0 if o.kind[n] == NORM else 0.0  # what is made of the sums of a norm
+            length = o.inner[n] if along else o.last[n]
+            _nest(level[i], o.looped[n], o.across[n], length, rows, seen, row)
+        if o.writes[n] > 0 and o.kind[n] != REDUCTION:
+            _nest(done[i], o.looped[n], 0, o.last[n], rows, seen, row)
+        row[5] = max(row[5], done[i] + (0.0 if o.kind[n] == REDUCTION else 1.0))
+
+
+@compiled
+def _nest(level, places, across, length, rows, seen, row):  # type: ignore[no-untyped-def]
+    """Note a loop nest: once for all that visit the same places in the same pass."""
+    for k in range(_NESTS):
+        if seen[k, 0] == level + 1 and seen[k, 1] == places and seen[k, 2] == across:
+            return
+        if seen[k, 0] == 0:
+            seen[k, 0], seen[k, 1], seen[k, 2] = level + 1, places, across
+            break
+    row[4] += 1.0
+    if rows and length > 0:
+        count = places / length
+        row[8] += count
+        row[14] += count * (np.ceil(length / _VECTOR) * _VECTOR - length)

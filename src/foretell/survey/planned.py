@@ -58,10 +58,8 @@ def _problem(plan: Plan, model: Model, cluster: Cluster) -> Problem:
 
 def _fused(plan: Plan, problem: Problem) -> list[tuple[str, Graph]]:
     """The step with nothing fused and DDP's buckets, and the step as the plan has it."""
-    from foretell.search.fusion.fused_step import evaluated, scale_of
+    from foretell.search.fusion.fused_step import Evaluator, ddp, evaluated, scale_of
     from foretell.search.fusion.fused_step import lower as lower_fused
-    from foretell.search.fusion.score import Evaluator
-    from foretell.search.fusion.search import ddp
 
     scale, plain = scale_of(problem), Evaluator(problem)
     found = {
@@ -76,7 +74,7 @@ def _fused(plan: Plan, problem: Problem) -> list[tuple[str, Graph]]:
 
 def _priced_by(problem: Problem, graph: Graph) -> Graph:
     """The same step, with who priced its tasks: fused ones the network, where it knows devices."""
-    from foretell.cost.fused_formula import kind_of_device
+    from foretell.cost.fused import kind_of_device
 
     knows = problem.learned and kind_of_device(problem.device) == "gpu"
     with graph.edit() as edit:

@@ -8,10 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from foretell.search.fusion.fused_step import lower
+from foretell.search.fusion.fused_step import (
+    Evaluator,
+    best_buckets,
+    buckets_of,
+    lower,
+    own_buckets,
+)
 from foretell.search.fusion.lanes import ends, packed, talk
-from foretell.search.fusion.score import Evaluator, best_buckets, buckets_of, own_buckets
-from foretell.search.fusion.search import random_move
+from foretell.search.fusion.planner import random_move
 from foretell.search.fusion.state import fitting_edges, put_off, random_change, unfused
 from foretell.simulate import simulate
 from tests.search.fusion.cases import chain, problems, wire

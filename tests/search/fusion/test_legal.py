@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.search.fusion.fused_step import buckets_from, fusion_of, plan_of
+from foretell.search.fusion.fused_step import Evaluator, buckets_from, fusion_of, plan_of
+from foretell.search.fusion.planner import like_inductor, like_xla, random_move
 from foretell.search.fusion.problem import BACKWARD, FORWARD, Gradient, Problem, edges_of
-from foretell.search.fusion.score import Evaluator
-from foretell.search.fusion.search import like_inductor, like_xla, random_move
 from foretell.search.fusion.state import (
     MOST,
     copied_if_legal,
@@ -126,7 +125,7 @@ def test_an_op_whose_every_reader_has_a_copy_costs_nothing():
     problem = chain(["add", "add", "add"])
     state = copied_if_legal(unfused(problem), 0)
     assert state.is_dead(0)
-    assert Evaluator(problem).prices.groups(state, [0]) == [0.0]
+    assert Evaluator(problem).prices.many([(state, g) for g in [0]]) == [0.0]
 
 
 def test_copies_of_copies_free_a_whole_chain():
@@ -137,9 +136,9 @@ def test_copies_of_copies_free_a_whole_chain():
             state = copied_if_legal(state, edge)
         assert state.copies(3) == {0, 1, 2}
         assert [state.is_dead(i) for i in range(4)] == [True, True, True, False]
-        assert Evaluator(problem).prices.groups(state, [0, 1, 2]) == [0.0] * 3
-        whole = Evaluator(problem).prices.groups(fused(problem, [(0, 1, 2, 3)]), [0])
-        assert Evaluator(problem).prices.groups(state, [3]) == whole
+        assert Evaluator(problem).prices.many([(state, g) for g in [0, 1, 2]]) == [0.0] * 3
+        whole = Evaluator(problem).prices.many([(fused(problem, [(0, 1, 2, 3)]), 0)])
+        assert Evaluator(problem).prices.many([(state, g) for g in [3]]) == whole
         require(state)
 
 

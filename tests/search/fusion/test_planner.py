@@ -14,12 +14,10 @@ from foretell.cluster import load as machines
 from foretell.errors import InfeasibleError, InputError
 from foretell.graph import Builder
 from foretell.plan import read, save
-from foretell.search.fusion.fused_step import lower, plan_of
-from foretell.search.fusion.planner import FusionPlanner
-from foretell.search.fusion.problem import BACKWARD, Memory, Wire, from_workload, problem_of_graph
-from foretell.search.fusion.score import Evaluator, bounds
-from foretell.search.fusion.search import (
+from foretell.search.fusion.fused_step import Evaluator, bounds, lower, plan_of
+from foretell.search.fusion.planner import (
     Backtrack,
+    FusionPlanner,
     Run,
     backtrack,
     baselines,
@@ -27,6 +25,7 @@ from foretell.search.fusion.search import (
     climb,
     hill_climb,
 )
+from foretell.search.fusion.problem import BACKWARD, Memory, Wire, from_workload, problem_of_graph
 from foretell.search.fusion.state import unfused
 from foretell.search.kit import priced
 from foretell.simulate import simulate

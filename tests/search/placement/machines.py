@@ -37,3 +37,9 @@ def mixed(
     path = folder / f"mixed-{fast}-{slow}-{each}-{flip}-{nic}.toml"
     path.write_text('name = "mixed"\n' + "".join(kept[::-1] if flip else kept))
     return load(str(path))
+
+
+def searched(planner, workload, cluster):
+    """What a planner finds, and the placement itself."""
+    kept = []
+    return planner.plan(workload, cluster, kept=kept), kept[0]

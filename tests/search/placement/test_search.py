@@ -19,7 +19,7 @@ from foretell.search.placement.problem import ALL_REDUCE, Action, Placement, fle
 from foretell.search.placement.search import Tree, anneal, even_chances, look_ahead, polish
 from foretell.simulate import simulate
 from foretell.workload import load
-from tests.search.placement.machines import mixed
+from tests.search.placement.machines import mixed, searched
 
 QUICK = PlacementPlanner(playouts=10, strokes=4500, polish=1500)
 BERT = "bert:layers=3,hidden=512,heads=8,vocab=8000,head=mlm,batch=4"
@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
 def vgg(folder):
     """VGG-11 on one node of two V100 and one of two P100."""
     cluster = mixed(folder)
-    return load("vgg11:batch=8"), cluster, QUICK.search(load("vgg11:batch=8"), cluster)
+    return load("vgg11:batch=8"), cluster, searched(QUICK, load("vgg11:batch=8"), cluster)
 
 
 def weighs(planned):
@@ -101,7 +101,7 @@ def test_a_guided_tree_is_ahead_of_an_unguided_one(vgg):
 def test_mixing_that_hurts_is_refused(folder):
     """A slow network between a fast node and a slow one: the fast node does better alone."""
     cluster = mixed(folder, nic="ethernet-1g")
-    planned, best = QUICK.search(load(BERT), cluster)
+    planned, best = searched(QUICK, load(BERT), cluster)
     ranks = planner.ranks_of(best.found.problem, best.found.placement)
     assert {cluster.devices[r].name for r in ranks} == {"v100-32"}
     assert any("mixing devices gains nothing" in line for line in planned.notes)
@@ -301,7 +301,7 @@ def test_tag_places_branches_apart_where_that_wins(towers):
 
     on, every = Evaluator(towers), range(len(towers.fleet.sets))
     together = min(on.seconds(branched(towers, s, s, s)) for s in every)
-    found, best = Tag(playouts=100).search(towers.workload, towers.cluster)
+    found, best = searched(Tag(playouts=100), towers.workload, towers.cluster)
     first, second = (
         {cell for g in way for cell in towers.fleet.sets[best.found.placement.actions[g].devices]}
         for way in towers.branches

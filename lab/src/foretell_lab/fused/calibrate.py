@@ -1,4 +1,4 @@
-"""Fits the formula of `foretell.cost.fused_formula` to measured regions.
+"""Fits the formula of `foretell.cost.fused` to measured regions.
 
 Constants and the operations each op counts for are found together by descent on the Huber loss of
 ln(priced/measured); both are held near their first guesses, so that an op met rarely keeps its own.
@@ -15,9 +15,8 @@ import torch
 
 from foretell.cluster.node import Device
 from foretell.cluster.read import devices
-from foretell.cost import fused_formula
-from foretell.cost.fused_regions import WALKED, WEIGHT, Regions, is_busy, walked
-from foretell.cost.fusion_class import WORDS
+from foretell.cost.fused import terms, together
+from foretell.cost.fused_regions import WALKED, WEIGHT, WORDS, Regions, is_busy, walked
 from foretell_lab.fused import data as fused_data
 from foretell_lab.fused.data import Measured
 from foretell_lab.fused.matched import of_sort
@@ -102,7 +101,7 @@ def _seconds(device: Device, walk: Any, work: Any, values: Any) -> Any:
     kernels = torch.clamp(w["kernels"], min=1.0)
     start = device.floor * c["start"] * (1 + c["more"] * (kernels - 1)) * (w["kernels"] > 0)
     plain = {name: float(value) for name, value in c.items()}
-    product = fused_formula.terms(device, walk.numpy(), plain)["product"]
+    product = terms(device, dict(zip(WALKED, walk.numpy().T, strict=True)), plain)["product"]
     return start + busy + torch.tensor(product)
 
 
@@ -125,7 +124,7 @@ def write(path: Path) -> list[str]:
     return lines
 
 
-_HEAD = """# Constants of `foretell.cost.fused_formula`, fitted to the
+_HEAD = """# Constants of `foretell.cost.fused`, fitted to the
 # regions in fused_h200.xz (models kept out not used); see
 # docs/concepts/fused.md. Made by `python -m foretell_lab.fused fit`.
 # `weights` are elementary operations of one place, against an addition.
@@ -144,5 +143,6 @@ def _sigma(
     """The spread whose 80 % interval holds 80 % of the rows."""
     by_op = np.array([weights.get(w, g) for w, g in zip(WORDS, WEIGHT, strict=True)])
     walk = walked(measured.regions.take(rows), float(device.units), by_op)
-    priced = fused_formula.from_walk(device, walk.region, constants)
+    parts = terms(device, dict(zip(WALKED, walk.region.T, strict=True)), constants)
+    priced = together(parts, constants, False)
     return float(np.quantile(np.abs(np.log(priced / measured.seconds[rows])), 0.8) / 1.2816)

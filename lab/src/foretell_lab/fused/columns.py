@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from foretell.cost.fused_regions import Regions, assembled
-from foretell.cost.fusion_class import codes_of, kind_of, word_of
+from foretell.cost.fused_regions import Regions, assembled, codes_of, kind_of, word_of
 from foretell_lab.fused.build import decoded, operator
 from foretell_lab.fused.region import Entry, Op, Region, references
 

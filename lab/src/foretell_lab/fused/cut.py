@@ -13,7 +13,7 @@ from functools import cached_property
 from math import prod
 from random import Random
 
-from foretell.cost.fusion_class import is_fusible, kind_of, may_fuse, word_of
+from foretell.cost.fused_regions import is_fusible, kind_of, may_fuse, word_of
 from foretell_lab.fused.capture import Captured, Step
 from foretell_lab.fused.region import Encoded, Entry, Op, Region, references
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretell.cost.fused_regions import NODE, Regions
-from foretell.cost.fusion_class import codes_of
+from foretell.cost.fused_regions import NODE, Regions, codes_of
 from foretell.errors import unknown
 from foretell_lab.fused.pack import unpacked
 

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from foretell.cost.fused_regions import NODE, Regions, assembled
-from foretell.cost.fusion_class import WORDS, word_of
+from foretell.cost.fused_regions import NODE, WORDS, Regions, assembled, word_of
 from foretell.errors import InputError
 from foretell_lab.fused.columns import described
 from foretell_lab.fused.data import Measured, read

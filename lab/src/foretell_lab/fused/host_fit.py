@@ -1,4 +1,4 @@
-"""Fits the formula of `foretell.cost.fused_host` to regions measured on one core.
+"""Fits the formula of `foretell.cost.fused` to regions measured on one core.
 
 Constants and the operations each op counts for are found together by descent on the Huber loss of
 ln(priced/measured); both are held near their first guesses, so that an op met rarely keeps its own.
@@ -14,10 +14,8 @@ import numpy as np
 import torch
 
 from foretell.cluster.node import Device
-from foretell.cost import fused_host
-from foretell.cost.fused_host import HOST_WEIGHT, NESTED, nested
-from foretell.cost.fused_regions import Regions, is_busy
-from foretell.cost.fusion_class import WORDS
+from foretell.cost.fused import host_terms, together
+from foretell.cost.fused_regions import HOST_WEIGHT, NESTED, WORDS, Regions, is_busy, nested
 from foretell_lab.fused import data as fused_data
 from foretell_lab.fused.data import Measured
 from foretell_lab.fused.tuning import one_core
@@ -80,7 +78,7 @@ def places_by_op(regions: Regions) -> Any:
 def _seconds(device: Device, walk: Any, work: Any, values: Any) -> Any:
     c = dict(zip(GUESS, torch.exp(values), strict=True))
     w = dict(zip(NESTED, walk.T, strict=True)) | {"work": work}
-    return fused_host.total(fused_host.terms(device, w, c), c)
+    return together(host_terms(device, w, c), c, True)
 
 
 def write(path: Path, measured: Measured | None = None) -> str:
@@ -91,7 +89,7 @@ def write(path: Path, measured: Measured | None = None) -> str:
     constants, weights = fit(device, found, rows)
     by_op = np.array([weights.get(w, g) for w, g in zip(WORDS, HOST_WEIGHT, strict=True)])
     w = dict(zip(NESTED, nested(found.regions.take(rows), by_op).region.T, strict=True))
-    priced = fused_host.total(fused_host.terms(device, w, constants), constants)
+    priced = together(host_terms(device, w, constants), constants, True)
     apart = np.abs(np.log(priced / found.seconds[rows]))
     sigma = float(np.quantile(apart, 0.8) / _EIGHTY)
     text = f'{_HEAD}[constants]\n{_pairs(constants)}\n[sigma]\nfitted_on = "{device.name}"\n'
@@ -99,7 +97,7 @@ def write(path: Path, measured: Measured | None = None) -> str:
     return f"cpu: {len(rows)} regions, sigma {sigma:.3f}, median {np.median(np.expm1(apart)):.1%}"
 
 
-_HEAD = """# Constants of `foretell.cost.fused_host`, fitted to the regions in
+_HEAD = """# Constants of `foretell.cost.fused`, fitted to the regions in
 # fused_cpu.npz (models kept out not used); see docs/concepts/fused.md.
 # Made by `python -m foretell_lab.fused fit --cpu`.
 # `weights` are elementary operations of one place, against an addition.

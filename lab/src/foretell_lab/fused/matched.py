@@ -1,4 +1,4 @@
-"""Kernels predicted of measured regions (→ `foretell.cost.fused_lower`), with what they took.
+"""Kernels predicted of measured regions (→ `foretell.cost.fused_kernels`), with what they took.
 
 Where as many kernels were predicted as the compiler wrote, each is paired with the one that moves
 and visits most nearly as much, and takes its reading; so is a region's only kernel with the
@@ -15,7 +15,7 @@ from scipy.optimize import linear_sum_assignment
 
 from foretell.cluster.node import Device
 from foretell.cluster.read import devices
-from foretell.cost.fused_lower import Lowered, lowered
+from foretell.cost.fused_kernels import Lowered, lowered
 from foretell.cost.fused_regions import WALKED, Regions, walked
 from foretell_lab.fused.data import Measured
 

@@ -1,4 +1,4 @@
-"""The network of `foretell.cost.fused_network`, on PyTorch Geometric, for training."""
+"""The network of `foretell.cost.fused`, on PyTorch Geometric, for training."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import MultiAggregation
 from torch_geometric.utils import scatter
 
-from foretell.cost.fused_network import EDGE_FEATURES, NODE_FEATURES
-from foretell.cost.fusion_class import WORDS
+from foretell.cost.fused import EDGE_FEATURES, NODE_FEATURES
+from foretell.cost.fused_regions import WORDS
 
 Tensor = Any
 

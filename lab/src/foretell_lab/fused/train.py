@@ -25,10 +25,8 @@ import torch
 
 from foretell.cluster.node import Device
 from foretell.cluster.read import devices
-from foretell.cost.fused import networks
-from foretell.cost.fused_network import Features, features
-from foretell.cost.fused_regions import Regions
-from foretell.cost.fusion_class import WORDS
+from foretell.cost.fused import Features, features, networks
+from foretell.cost.fused_regions import WORDS, Regions
 from foretell_lab.fused.data import Measured, shipped
 from foretell_lab.fused.matched import of_sort, shares
 from foretell_lab.fused.network import Network

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from foretell.cost.fusion_class import kind_of, word_of
+from foretell.cost.fused_regions import kind_of, word_of
 from foretell.cost.limits import SIZES
 from foretell_lab.fused.kernels import Note
 

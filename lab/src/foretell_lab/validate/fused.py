@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.cluster.read import devices
-from foretell.cost import fused_formula
+from foretell.cost import fused
 from foretell.cost.fused import fused_price
-from foretell.cost.fusion_class import KIND_CODE, KINDS
+from foretell.cost.fused_regions import KIND_CODE, KINDS
 from foretell.cost.kernel import Price
 from foretell_lab.fused import data as fused_data
 from foretell_lab.fused.data import HELD_OUT, Measured
@@ -142,9 +142,9 @@ class Exactness:
 
 
 def exactness(m: Measured, price: Price) -> Exactness:
-    """Kernels as lowered (→ `cost.fused_lower`) beside those that ran, a library's among them."""
+    """Kernels as lowered (→ `cost.fused_kernels`) beside those that ran, a library's among them."""
     rows = np.flatnonzero(~m.regions.is_written)
-    made = fused_formula.kernels_of(devices()["h200"], m.regions.take(rows))
+    made = fused.kernels_of(devices()["h200"], m.regions.take(rows))
     told = np.bincount(made.of, minlength=len(rows)) if made else np.zeros(len(rows))
     right, out = told == m.kernels[rows], m.held_out[rows]
     near = np.abs(price.seconds / m.seconds - 1)[rows] <= NEAR

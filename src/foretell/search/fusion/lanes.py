@@ -214,19 +214,9 @@ def packed(ready: F1, sizes: F1, laws: F2) -> tuple[I1, float]:
 
 @compiled
 def talk(
-    ready: F1,
-    sizes: F1,
-    first: I1,
-    member: I1,
-    parts: I1,
-    laws: F2,
-    compute: float,
-    update: float,
-    by_message: bool,
-    end: F1,
-    done: F1,
-    since: int,
-) -> float:
+    ready: F1, sizes: F1, first: I1, member: I1, parts: I1, laws: F2, compute: float, update: float,
+    by_message: bool, end: F1, done: F1, since: int,
+) -> float:  # fmt: skip
     """When each bucket is through and updated, in place; those before the place `since` stand.
 
     Bucket b has the gradients `member[first[b]:first[b + 1]]` and goes in `parts[b]` messages.
@@ -251,17 +241,9 @@ def talk(
 
 @compiled
 def greedy(
-    source: I1,
-    target: I1,
-    fits: B1,
-    side: I1,
-    ranked: I1,
-    read_start: I1,
-    read_edge: I1,
-    reader_start: I1,
-    reader_edge: I1,
-    most: int,
-) -> I1:
+    source: I1, target: I1, fits: B1, side: I1, ranked: I1, read_start: I1, read_edge: I1,
+    reader_start: I1, reader_edge: I1, most: int,
+) -> I1:  # fmt: skip
     """Ops fused pair by pair along `ranked` edges, over and over, until no pair may be: groups.
 
     A pair of groups is fused where all edges between them fit, they are of one side and of `most`
@@ -305,19 +287,9 @@ def greedy(
 
 @compiled
 def _all_fit(
-    a: Any,
-    b: Any,
-    group: Any,
-    then: Any,
-    size: Any,
-    source: Any,
-    target: Any,
-    fits: Any,
-    read_start: Any,
-    read_edge: Any,
-    reader_start: Any,
-    reader_edge: Any,
-) -> bool:
+    a: Any, b: Any, group: Any, then: Any, size: Any, source: Any, target: Any, fits: Any,
+    read_start: Any, read_edge: Any, reader_start: Any, reader_edge: Any,
+) -> bool:  # fmt: skip
     """Whether every edge between two groups may be inside a kernel."""
     small, other = (a, b) if size[a] <= size[b] else (b, a)
     i = small
@@ -334,18 +306,9 @@ def _all_fit(
 
 @compiled
 def _leads(
-    a: Any,
-    b: Any,
-    turn: Any,
-    group: Any,
-    then: Any,
-    place: Any,
-    mark: Any,
-    stack: Any,
-    target: Any,
-    reader_start: Any,
-    reader_edge: Any,
-) -> bool:
+    a: Any, b: Any, turn: Any, group: Any, then: Any, place: Any, mark: Any, stack: Any,
+    target: Any, reader_start: Any, reader_edge: Any,
+) -> bool:  # fmt: skip
     """Whether b can be reached from a by way of another group; what is reached is marked."""
     stack[0], many = a, 1
     while many:
@@ -474,15 +437,20 @@ def searched(profile: Profile, wire: Wire) -> list[int]:
     return cuts[int(np.argmin(lost))]
 
 
-def sized(profile: Profile, most: float, first: float | None = None) -> list[int]:
-    """Where buckets of a size begin: each is closed when it has reached it."""
-    firsts, held, limit = [0], 0.0, _MIB * (most if first is None else first)
-    for k, size in enumerate(profile.sizes.tolist()):
+def closed(sizes: Sequence[float], most: float, first: float) -> list[int]:
+    """Where buckets begin that are closed when they reach a size; the first may be smaller."""
+    firsts, held, limit = [0], 0.0, first
+    for k, size in enumerate(sizes):
         held += size
-        if held >= limit and k + 1 < len(profile.sizes):
+        if held >= limit and k + 1 < len(sizes):
             firsts.append(k + 1)
-            held, limit = 0.0, _MIB * most
+            held, limit = 0.0, most
     return firsts
+
+
+def sized(profile: Profile, most: float, first: float | None = None) -> list[int]:
+    """Where buckets of so many MiB begin."""
+    return closed(profile.sizes.tolist(), _MIB * most, _MIB * (most if first is None else first))
 
 
 def as_caps(profile: Profile, firsts: Sequence[int]) -> tuple[float, ...]:

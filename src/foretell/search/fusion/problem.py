@@ -42,7 +42,7 @@ import numpy.typing as npt
 from foretell.cluster import Cluster
 from foretell.cluster.node import Device
 from foretell.cost import collective, limits
-from foretell.cost.fusion_class import WORDS, kind_of, word_of
+from foretell.cost.fused_regions import WORDS, kind_of, word_of
 from foretell.cost.price import price, prices
 from foretell.cost.shape import write
 from foretell.errors import InputError
@@ -337,7 +337,7 @@ _SHARDED = (BufferKind.GRADIENT, BufferKind.OPTIMIZER)  # by ZeRO-2
 Dims = tuple[int, ...]
 
 
-# The word of each kernel class of a workload, forward and backward (→ `cost.fusion_class`).
+# The word of each kernel class of a workload, forward and backward (→ `cost.fused_regions`).
 _SAME = {
     "gemm": "mm",
     "copy": "clone",
@@ -577,7 +577,9 @@ def from_workload(
         for op in reversed(_works(layer, flags)):
             _backward(page, op, layer, name)
         brief = max(brief, _kept_again(page, again))
-    seconds = _priced(page, cluster)
+    calls_, graph = _as_graph(page, device)
+    asked = prices(graph, np.arange(graph.size), of_slowest(cluster, workload.dtype))[0]
+    seconds = _throttled(workload.dtype, calls_, device, np.asarray(asked, float))
     ops, update = _finished(page, seconds[:-1]), float(seconds[-1])
     rows = [(s, t, p) for t, k in enumerate(page.kernels) for s, p in k.reads]
     source, target, pattern = edges_of(rows)
@@ -807,9 +809,9 @@ def _needs(piece: Piece, call: Call) -> tuple[float, tuple[Entry, ...]]:
     return piece.looped, ()
 
 
-def _priced(page: _Page, cluster: Cluster) -> Any:
-    """Seconds of every kernel by itself, and of the update behind them."""
-    make, device = Builder(), slowest(cluster, page.workload.dtype)
+def _as_graph(page: _Page, device: Device) -> tuple[list[Call], Graph]:
+    """Every kernel by itself, and the update behind them, as tasks to be priced."""
+    make = Builder()
     calls_ = [in_format(kernel.call, page.run, device) for kernel in page.kernels]
     for call in calls_:
         make.task(
@@ -821,9 +823,7 @@ def _priced(page: _Page, cluster: Cluster) -> Any:
     many = _parameters(page)
     moved = page.run.update * many
     make.task(kind="kernel", op="optimizer", dtype="fp32", bytes=moved, shape=f"n={many:g}")
-    graph = make.graph(check=False)
-    seconds = prices(graph, np.arange(graph.size), of_slowest(cluster, page.workload.dtype))[0]
-    return _throttled(page.workload.dtype, calls_, device, np.asarray(seconds, float))
+    return calls_, make.graph(check=False)
 
 
 def _parameters(page: _Page) -> float:

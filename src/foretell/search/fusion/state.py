@@ -12,7 +12,7 @@ States are values: a move gives a new one and leaves the old as it was.
 
 What may be fused: by class of op, size, reuse, side of the step, rings and memory.
 
-class    what the compiler can put into one loop (→ `foretell.cost.fusion_class.may_fuse`)
+class    what the compiler can put into one loop (→ `foretell.cost.fused_regions.may_fuse`)
 reuse    nothing dear is recomputed for every reader of a broadcast
 size     a kernel has `MOST` ops at most (torch._inductor.config.max_fusion_size)
 side     forward and backward are compiled apart; a copy may cross, a group may not
@@ -38,7 +38,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from foretell.cost.fusion_class import is_fusible, may_fuse
+from foretell.cost.fused_regions import is_fusible, may_fuse
 from foretell.errors import InputError
 from foretell.search.fusion.lanes import arrange
 from foretell.search.fusion.problem import BACKWARD, FORWARD, Problem
@@ -133,34 +133,32 @@ class Fusion:
 
     @cached_property
     def order(self) -> Whole:
-        """The groups in the order they run."""
-        return np.asarray(arrange(self.group, self.late, *self._wires(), *self.problem.rows))
-
-    def _wires(self) -> tuple[Flags, Whole, Whole]:
-        """Copied edges, and from whom to whom all edges go.
+        """The groups in the order they run.
 
         What reads a copy of a copy has plain edges from all that is read there.
         """
-        p, reads_copy = self.problem, np.zeros(len(self.problem), bool)
-        reads_copy[p.target[self.copied]] = True
-        deep = np.flatnonzero(self.copied & reads_copy[p.source]).tolist()
-        if not deep:
-            return self.copied, p.source, p.target
-        flags, known = self.copied.tolist(), dict[int, set[int]]()
+        p, copied, source, target = self.problem, self.copied, self.problem.source, None
+        reads_copy = np.zeros(len(self.group), bool)
+        reads_copy[p.target[copied]] = True
+        deep = np.flatnonzero(copied & reads_copy[source]).tolist()
+        if deep:
+            flags, known = copied.tolist(), dict[int, set[int]]()
 
-        def read(i: int) -> set[int]:
-            """What a copy of an op reads from memory, through its own copies."""
-            if i not in known:
-                each = [read(k) if flags[edge] else {k} for k, edge in p.reads[i]]
-                known[i] = set[int]().union(*each)
-            return known[i]
+            def read(i: int) -> set[int]:
+                """What a copy of an op reads from memory, through its own copies."""
+                if i not in known:
+                    each = [read(k) if flags[edge] else {k} for k, edge in p.reads[i]]
+                    known[i] = set[int]().union(*each)
+                return known[i]
 
-        more = [(k, int(p.target[e])) for e in deep for k in sorted(read(int(p.source[e])))]
-        source = p.source.copy()
-        source[deep] = p.target[deep]  # nothing is read along these themselves
-        one, two = np.array(more, np.int64).reshape(-1, 2).T
-        copied = np.concatenate([self.copied, np.zeros(len(more), bool)])
-        return copied, np.concatenate([source, one]), np.concatenate([p.target, two])
+            more = [(k, int(p.target[e])) for e in deep for k in sorted(read(int(source[e])))]
+            one, target = np.array(more, np.int64).reshape(-1, 2).T
+            source = source.copy()
+            source[deep] = p.target[deep]  # nothing is read along these themselves
+            source = np.concatenate([source, one])
+            copied = np.concatenate([copied, np.zeros(len(more), bool)])
+        target = p.target if target is None else np.concatenate([p.target, target])
+        return np.asarray(arrange(self.group, self.late, copied, source, target, *p.rows))
 
     @property
     def num_groups(self) -> int:
@@ -301,7 +299,8 @@ def edge_fits(problem: Problem, edge: int) -> bool:
 
 def merged_if_legal(state: Fusion, a: int, b: int) -> Fusion | None:
     """Two groups as one, or None where that is not allowed."""
-    return None if why_not(state, a, b) else _whole(state.merged(a, b))
+    found = None if why_not(state, a, b) else state.merged(a, b)
+    return found if found is not None and found.is_ring_free else None
 
 
 def why_not(state: Fusion, a: int, b: int) -> str:
@@ -351,7 +350,8 @@ def copied_if_legal(state: Fusion, edge: int) -> Fusion | None:
     if not may_copy(state, edge):
         return None
     found = state.with_copy(edge)  # no ring: who waited for the maker waits for what it reads
-    if crosses(state, edge) and not holds_no_more(state, found):
+    room = state.problem.room
+    if crosses(state, edge) and found.held > room and found.held > state.held:
         return None
     return found
 
@@ -379,10 +379,6 @@ def crosses(state: Fusion, edge: int) -> bool:
 def holds_no_more(state: Fusion, found: Fusion) -> bool:
     """Whether a state fits into memory, or holds no more than the one before."""
     return found.held <= state.problem.room or found.held <= state.held
-
-
-def _whole(state: Fusion) -> Fusion | None:
-    return state if state.is_ring_free else None
 
 
 def require(state: Fusion) -> Fusion:

@@ -29,10 +29,12 @@ from foretell.compiled import F1, F2, I1, I2, compiled
 from foretell.errors import InfeasibleError, UnmodelledError
 from foretell.graph import Builder, Graph
 from foretell.search.placement import lowering
-from foretell.search.placement.lowering import Page, page, places, play, standing, written
+from foretell.search.placement.lowering import _MICROS, Page, page, places, play, standing, written
 from foretell.search.placement.problem import (
+    EVEN,
     FACTORS,
     MICROS,
+    PROPORTIONAL,
     SPLIT,
     Placement,
     Problem,
@@ -94,9 +96,6 @@ def rank_shares(problem: Problem, chosen: int) -> npt.NDArray[np.int64]:
     out = np.zeros((len(t.size), len(t.kind)), np.int64)
     out[chosen, cells] = whole(x, ranks, problem.batch)
     return out
-
-
-EVEN, PROPORTIONAL, BALANCED = range(3)  # how samples are split
 
 
 @compiled
@@ -286,7 +285,6 @@ def peaks(t: Tables, sets: I1, ways: I1, hold: F1, share: I2) -> F1:
 # and no step is shorter than one sample alone on the best device for each group (→ `longest`).
 
 
-_MICROS = np.array(MICROS)
 OUT_OF_MEMORY, NO_SAMPLES, NO_SPLIT = -1.0, -2.0, -3.0  # why a placement has no seconds
 
 

@@ -346,23 +346,37 @@ class PlacementPlanner(Planner):
     framework: str = "ddp"  # whose kernels, host and optimizer are priced
     seed: int = 0
 
-    def plan(self, workload: Workload, cluster: Cluster, progress: Progress = silent) -> Planned:
-        """The quickest placement that fits."""
-        return self.search(workload, cluster, progress)[0]
-
-    def search(
-        self, workload: Workload, cluster: Cluster, progress: Progress = silent
-    ) -> tuple[Planned, Best]:
-        """The plan, and the placement it says."""
+    def plan(
+        self, workload: Workload, cluster: Cluster, progress: Progress = silent,
+        *, kept: list[Best] | None = None,
+    ) -> Planned:  # fmt: skip
+        """The quickest placement that fits; itself it is left in `kept`."""
         began = time.process_time()
         self._check()
         progress("pricing", inf)
-        on = Evaluator(self._problem(workload, cluster))
-        rivals = self._rivals(on, progress)
+        on = fine = Evaluator(self._problem(workload, cluster))
+        if cluster.size <= MOST_FINE:
+            fine = Evaluator(self._problem(workload, cluster, single=True))
+        rivals = self._rivals(on, fine, progress)
         best = self._best(on, rivals, progress)
         placed = canonical(best.found.problem, best.found.placement)  # tied groups as they are
-        best = replace(best, found=replace(best.found, placement=placed))
-        return self._planned(on, rivals, best, began), best
+        found = replace(best.found, placement=placed)
+        best = replace(best, found=found)
+        if kept is not None:
+            kept.append(best)
+        fitting = {name: r.seconds for name, r in rivals.items() if r.seconds < inf}
+        plain = fitting.get("even-allreduce", max(fitting.values(), default=found.seconds))
+        return Planned(
+            plan_of(found.problem, found.placement),
+            found.seconds,
+            plain,
+            fitting,
+            found.seconds if best.is_proven else min(bound(on.problem), found.seconds),
+            on.evaluations,
+            time.process_time() - began,
+            notes(best, sorted(set(rivals) - set(fitting))),
+            stopped=best.stopped,
+        )
 
     def _check(self) -> None:
         """Raise where an option cannot be."""
@@ -398,12 +412,8 @@ class PlacementPlanner(Planner):
             tables = tables._replace(split_forward=never, split_backward=never.copy())
         return replace(found, tables=tables)
 
-    def _rivals(self, on: Evaluator, progress: Progress) -> dict[str, Rival]:
+    def _rivals(self, on: Evaluator, fine: Evaluator, progress: Progress) -> dict[str, Rival]:
         """Every baseline, on single devices where it places things there."""
-        fine = on
-        if on.problem.cluster.size <= MOST_FINE:
-            one = on.problem
-            fine = Evaluator(self._problem(one.workload, one.cluster, single=True))
         found = {}
         for name, method in BASELINES.items():
             progress(name, on.least)
@@ -515,24 +525,6 @@ class PlacementPlanner(Planner):
         best = _quickest([Rival(on.problem, *one) for one in found.values()], on)
         parts = parts_of(on.problem, found)
         return Best(_unmixed(on.problem, best, parts), False, parts)
-
-    def _planned(
-        self, on: Evaluator, rivals: dict[str, Rival], best: Best, began: float
-    ) -> Planned:
-        found = best.found
-        fitting = {name: r.seconds for name, r in rivals.items() if r.seconds < inf}
-        plain = fitting.get("even-allreduce", max(fitting.values(), default=found.seconds))
-        return Planned(
-            plan_of(found.problem, found.placement),
-            found.seconds,
-            plain,
-            fitting,
-            found.seconds if best.is_proven else min(bound(on.problem), found.seconds),
-            on.evaluations,
-            time.process_time() - began,
-            notes(best, sorted(set(rivals) - set(fitting))),
-            stopped=best.stopped,
-        )
 
 
 def prior_of(name: str) -> Prior:

@@ -427,8 +427,10 @@ FLOOR = 0.05  # of all chances is split evenly: nothing is ruled out unseen
 
 def scores(weights: Weights, seen: Sequence[Seen]) -> list[Floats]:
     """One score a way on, of questions about one problem: equal numbers of groups and cells."""
-    group = _tanh(_dense(weights, "group", np.stack([one.group for one in seen])))
-    cell = _tanh(_dense(weights, "cell", np.stack([one.cell for one in seen])))
+    group, cell = (
+        portable.tanh(dense(np.stack(some), *_layer(weights, name))).astype(np.float32)
+        for name, some in (("group", [s.group for s in seen]), ("cell", [s.cell for s in seen]))
+    )
     place = np.stack([one.place for one in seen])
     behind = np.stack([one.next for one in seen])
     link = seen[0].link[None]
@@ -459,8 +461,8 @@ def _heard(
 
 def _attend(weights: Weights, name: str, source: Floats, target: Floats, edge: Floats) -> Floats:
     """Attention of every target to every source; `edge` [b, target, source, ·]."""
-    left = _dense(weights, f"{name}.left", source)[:, None]
-    right = _dense(weights, f"{name}.right", target)[:, :, None]
+    left = dense(source, *_layer(weights, f"{name}.left"))[:, None]
+    right = dense(target, *_layer(weights, f"{name}.right"))[:, :, None]
     mixed = left + right + dense(edge, weights[f"{name}.edge.weight"])
     mixed = np.maximum(mixed, SLOPE * mixed)
     heads = weights[f"{name}.attention"]
@@ -478,7 +480,7 @@ def _beside(
     weights: Weights, name: str, group: Floats, edge: Floats, source: Ints, target: Ints
 ) -> Floats:
     """What each group hears along its edges, added up."""
-    sent = _dense(weights, f"{name}.left", group)
+    sent = dense(group, *_layer(weights, f"{name}.left"))
     told = np.maximum(sent[:, source] + dense(edge, weights[f"{name}.edge.weight"]), 0)
     out = np.zeros_like(sent)
     np.add.at(out.swapaxes(0, 1), target, told.swapaxes(0, 1))
@@ -495,18 +497,14 @@ def _decoded(weights: Weights, seen: Seen, group: Floats, cell: Floats) -> Float
         ],
         axis=1,
     )
-    x = np.maximum(_dense(weights, "first", x), 0)
-    x = np.maximum(_dense(weights, "second", x), 0)
-    plain = _dense(weights, "plain", seen.way_on)
-    return (_dense(weights, "score", x) + plain)[:, 0]
+    x = np.maximum(dense(x, *_layer(weights, "first")), 0)
+    x = np.maximum(dense(x, *_layer(weights, "second")), 0)
+    plain = dense(seen.way_on, *_layer(weights, "plain"))
+    return (dense(x, *_layer(weights, "score")) + plain)[:, 0]
 
 
-def _dense(weights: Weights, name: str, x: Floats) -> Floats:
-    return dense(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
-
-
-def _tanh(x: Floats) -> Floats:
-    return portable.tanh(x).astype(np.float32)
+def _layer(weights: Weights, name: str) -> tuple[Floats, Floats]:
+    return weights[f"{name}.weight"], weights[f"{name}.bias"]
 
 
 def _layers(weights: Weights) -> int:

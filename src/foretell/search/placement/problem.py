@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, pairwise
 from math import inf
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,9 @@ from foretell.plan.layer_ranges import UnitSeconds, held, unit_seconds
 from foretell.search.schedule.model import branches
 from foretell.workload import Workload
 from foretell.workload.workload import BYTES
+
+if TYPE_CHECKING:
+    from foretell.search.placement.factors import Sent
 
 Array = npt.NDArray[np.float64]
 MOST_OP_GROUPS = 40  # op groups at most: TAG's number
@@ -150,7 +153,8 @@ def laws_of(machines: Fleet) -> Array:
         ranks = machines.ranks(s)
         levels = machines.cluster.levels(ranks) if len(ranks) > 1 else ()
         for o, op in enumerate(OPS):
-            _write(out[s, o], op, levels)
+            found = collective.price(op, np.array([1.0, 1e9]), levels).ways if levels else ()
+            _write(out[s, o], found)
     return _trimmed(out)
 
 
@@ -160,15 +164,10 @@ def _trimmed(laws: Array) -> Array:
     return np.ascontiguousarray(laws[..., : max(1, int(used.sum())), :])
 
 
-def _write(to: Array, op: str, levels: Any) -> None:
+def _write(to: Array, found: Sequence[Any]) -> None:
     """The laws of one collective; zero where there is nothing to communicate with."""
-    if not levels:
-        to[0] = 0.0
-        return
-    found = collective.price(op, np.array([1.0, 1e9]), levels).ways
     ways = sorted(found, key=lambda way: (way.slope, way.start))[:MOST_LAWS]
-    for i, way in enumerate(ways):
-        to[i] = (way.start, way.slope, way.root)
+    to[: len(ways) or 1] = [(way.start, way.slope, way.root) for way in ways] or 0.0
 
 
 def sends_of(machines: Fleet) -> tuple[Array, Array]:
@@ -182,7 +181,9 @@ def sends_of(machines: Fleet) -> tuple[Array, Array]:
             if to == one.ranks[0]:
                 laws[a, b, 0] = 0.0
                 continue
-            _write(laws[a, b], "send", machines.cluster.levels((one.ranks[0], to)))
+            levels = machines.cluster.levels((one.ranks[0], to))
+            price = collective.price("send", np.array([1.0, 1e9]), levels) if levels else None
+            _write(laws[a, b], price.ways if price else ())
             if one.box != other.box or one.nodes > 1:
                 streams[a, b] = min(one.nodes, other.nodes)
     return _trimmed(laws), streams
@@ -482,6 +483,8 @@ def problem(
     blocks: int = MOST_CELLS,
 ) -> Problem:
     """Price a workload on a cluster for a batch of all ranks together."""
+    from foretell.search.placement import factors
+
     machines = cells or fleet(cluster, single=single, most=blocks)
     batch = batch or workload.batch * cluster.size
     if batch < cluster.size and not idle:
@@ -499,9 +502,16 @@ def problem(
     holds = held(workload, plain)
     mean = np.mean([one.forward[:, -1] + one.backward[:, -1] for one in seconds], axis=0)
     groups = grouped(workload, mean, holds["handed"], most)
-    tables, factored = _tables(workload, machines, groups, batch, plain, sizes, seconds, holds)
+    starts = np.cumsum([0, *(len(group.units) for group in groups)])
+    laws, sends = laws_of(machines), sends_of(machines)
+    splits = _splits(workload, machines, batch, plain, starts)
+    grad = BYTES[running(plain).grad_dtype]
+    sent = factors.tabled(workload, machines, groups, batch, sizes, laws, grad)
+    tables = _tables(
+        workload, machines, batch, plain, sizes, seconds, holds, starts, laws, sends, splits, sent
+    )  # fmt: skip
     run = running(plain)
-    return Problem(workload, cluster, machines, groups, batch, run, plain, tables, factored)
+    return Problem(workload, cluster, machines, groups, batch, run, plain, tables, sent.ops)
 
 
 def _grid(batch: int) -> Array:
@@ -511,31 +521,20 @@ def _grid(batch: int) -> Array:
 
 
 def _tables(
-    workload: Workload,
-    machines: Fleet,
-    groups: tuple[Group, ...],
-    batch: int,
-    plain: Plan,
-    sizes: Array,
-    seconds: list[UnitSeconds],
-    holds: dict[str, Array],
-) -> tuple[Tables, dict[tuple[int, int], dict[str, str]]]:
-    from foretell.search.placement import factors
-
-    starts = np.cumsum([0, *(len(group.units) for group in groups)])
+    workload: Workload, machines: Fleet, batch: int, plain: Plan, sizes: Array,
+    seconds: list[UnitSeconds], holds: dict[str, Array], starts: npt.NDArray[Any], laws: Array,
+    sends: tuple[Array, Array], splits: dict[str, Array], sent: Sent,
+) -> Tables:  # fmt: skip
     reads = _reads(workload, starts)
     own = {key: _sums(values, starts) for key, values in holds.items()}
     run = running(plain)
     weight, state = run.weight_bytes + run.cast_bytes, run.state_bytes
     grad = BYTES[run.grad_dtype]
-    laws, send_laws, streams = laws_of(machines), *sends_of(machines)
     ahead, back, lead = (np.stack([_drawn(p[i], sizes, batch) for p in seconds]) for i in range(3))
     ahead, back = np.maximum.accumulate(ahead, axis=2), np.maximum.accumulate(back, axis=2)
     rates = _sampled(ahead + back, starts)
-    splits = _splits(workload, machines, batch, plain, starts)
-    sent = factors.tabled(workload, machines, groups, batch, sizes, laws, grad)
     cells = machines.cells
-    tables = Tables(
+    return Tables(
         forward=_prefix(ahead, starts),
         backward=_prefix(back, starts),
         added=_prefix(np.stack([one.added[:, :1] for one in seconds]), starts)[:, :, 0].copy(),
@@ -561,8 +560,8 @@ def _tables(
         split_state=splits["weights"] * state,
         split_kept=splits["kept"] * batch,
         laws=laws,
-        sends=send_laws,
-        streams=streams,
+        sends=sends[0],
+        streams=sends[1],
         speed=rates,
         member=np.array([[c in s for c in range(len(cells))] for s in machines.sets]),
         size=np.array([len(machines.ranks(s)) for s in range(len(machines.sets))]),
@@ -578,7 +577,6 @@ def _tables(
         ),
         batch=batch,
     )
-    return tables, sent.ops
 
 
 def _reads(workload: Workload, starts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -403,7 +403,16 @@ class Tree:
         """Ways down to leaves that differ, counted as visited before they are simulated."""
         paths: list[list[Node]] = []
         while len(paths) < most and not self.root.is_over:
-            path, ways = self._down()
+            # To the leaf that looks best. One whose placement was simulated before (nothing was
+            # changed on the way to it) has nothing to tell: it is opened, and the way goes on.
+            path, ways = [self.root], list[int]()
+            while True:
+                if not path[-1].children and self._is_known(path[-1]):
+                    self._open([path[-1]])
+                if not path[-1].children:
+                    break
+                ways.append(path[-1].next())
+                path.append(path[-1].children[ways[-1]])
             if self._is_known(path[-1]):  # the end of the tree, nothing changed on the way
                 self._ended(path)
                 continue
@@ -415,24 +424,6 @@ class Tree:
                     node.taken[way] += 1
             paths.append(path)
         return paths
-
-    def _down(self) -> tuple[list[Node], list[int]]:
-        """The nodes to the leaf that looks best, and the way taken at each.
-
-        A leaf whose placement was simulated before (nothing was changed on the way to it) has
-        nothing to tell: it is opened, and the way goes on.
-        """
-        path, ways = [self.root], []
-        while path[-1].children or self._passed(path[-1]):
-            ways.append(path[-1].next())
-            path.append(path[-1].children[ways[-1]])
-        return path, ways
-
-    def _passed(self, leaf: Node) -> bool:
-        """Open a leaf whose placement was simulated before; whether there is a way on."""
-        if self._is_known(leaf):
-            self._open([leaf])
-        return bool(leaf.children)
 
     def _is_known(self, leaf: Node) -> bool:
         return canonical(self.on.problem, leaf.now) in self._known

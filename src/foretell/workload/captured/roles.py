@@ -20,12 +20,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from foretell.cost.aten import kernels
-from foretell.cost.fusion_class import kind_of, word_of
+from foretell.cost.fused_regions import kind_of, word_of
 from foretell.cost.shape import parse
 from foretell.graph import Phase
 from foretell.workload.captured.rows import PRODUCTS, Row
 
-# Kinds of op (→ `foretell.cost.fusion_class`) whose result can be split as what they are given.
+# Kinds of op (→ `foretell.cost.fused_regions`) whose result can be split as what they are given.
 _THROUGH = ("pointwise", "random", "cat", "view")
 _MOVES = ("roll", "flip", "constant_pad_nd", "slice", "nan_to_num", "rot90", "diff", "exp2")
 _BY_ROW = ("mean", "sum", "var", "linalg_vector_norm", "native_layer_norm", "_fused_rms_norm")
