@@ -9,9 +9,10 @@ Flava (k); 4 to 32 devices, even and uneven stages, tight and loose memory, trai
 The rival has every start as a variable, one device at a time, memory as a cumulative resource, and
 minimises the makespan; it has two threads for 60 seconds each unless said otherwise. Its answers
 are kept in `measured/schedule_cpsat.json`, each with the CPU seconds it had (`cpu_s`); `--solve`
-asks for those that are missing or had less. Ours runs on one thread with its default budget, a
-seventeenth of that, or with `--work`, about CPU seconds; its
-answers are kept in `measured/schedule_ours.json`, which `--kept` reads instead of searching again.
+asks for those that are missing or had less. The last twelve were drawn by seeds (→ `drawn`).
+Ours runs on one thread with its default budget, a twelfth of that, or with `--work`, about CPU
+seconds; its answers are kept in `measured/schedule_ours.json`, which `--kept` reads instead of
+searching again.
 `--limits` prints what `foretell schedule … --time T` takes by the clock on large cases; it wants a
 core of its own for every job. `FORETELL_MEASURED` names another folder for what is kept.
 """
@@ -93,13 +94,31 @@ CASES = (
 )  # fmt: skip
 
 
+DRAWN = range(101, 113)  # seeds of the cases that no hand chose
+
+
+def drawn(seed: int) -> tuple[str, int, int, int]:
+    """A case by chance: shape, devices, what of it, micro-batches, micro-batches in flight."""
+    rnd = random.Random(seed)
+    name = rnd.choice(("v", "loop", "wave", "x", "m", "nn", "k"))
+    devices = rnd.choice((4, 5, 6, 6, 7, 8, 8, 10, 12, 16))
+    num = rnd.randint(devices, 2 * devices)
+    if rnd.random() < 0.15:
+        return f"{name}:devices={devices},infer=yes", num, 0, seed
+    split = name in ("v", "wave") and rnd.random() < 0.3
+    spec = f"{name}:devices={devices}" + ",split=yes,backward=2" * split
+    blocks = shape(spec).blocks
+    each = int(sum(max(b.memory, 0.0) for b in blocks if 0 in b.devices))
+    return spec, num, each * rnd.randint(devices // 2, devices + 1), seed
+
+
 def instances() -> Iterator[Instance]:
     """Every case as a problem."""
-    for spec, num, memory, seed in CASES:
+    for spec, num, memory, seed in (*CASES, *map(drawn, DRAWN)):
         found = uneven(shape(spec), seed) if seed else shape(spec)
         limit = f", memory {memory}" if memory else ""
-        drawn = f", uneven {seed}" if seed else ""
-        name = f"{spec}{drawn}{limit}, {num} micro-batches"
+        times = f", uneven {seed}" if seed else ""
+        name = f"{spec}{times}{limit}, {num} micro-batches"
         yield Instance(name, found.limited(memory or None), num)
 
 

@@ -240,6 +240,10 @@ def test_any_placement_gets_a_legal_schedule_within_its_bounds(problem, num, mem
     assert found.makespan >= found.makespan_bound * (1 - 1e-9)
     assert found.per_micro_batch >= max(limited.work) * (1 - 1e-9)
     assert found.per_micro_batch >= found.lower_bound * (1 - 1e-9)
+    assert found.proven == (found.per_micro_batch <= found.lower_bound * (1 + 1e-9))
+    if found.stopped == "bound":
+        assert found.proven
+        assert found.makespan == pytest.approx(found.makespan_bound)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ STOPPED = 130  # exit code of what Ctrl-C ended
 @click.option(
     "--work",
     type=float,
-    default=7.0,
+    default=10.0,
     show_default=True,
     help="Budget in about CPU seconds, counted in solver steps: the same answer anywhere.",
 )
@@ -124,8 +125,12 @@ def _of_placement(placement: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _found(placement: str, options: dict[str, Any]) -> None:
+    began = time.monotonic()
     from foretell.api import ModelSchedule, schedule
 
+    limit = options["time_limit"]
+    if limit:  # what it takes to load the search counts
+        limit = max(limit - (time.monotonic() - began), 0.1 * limit)
     more = _of_placement(placement, options)
     with working("searching", about=options["time_limit"] or options["work"]) as tell:
         found = schedule(
@@ -135,7 +140,7 @@ def _found(placement: str, options: dict[str, Any]) -> None:
             frozen=_frozen(options),
             method=options["method"],
             work=options["work"],
-            time_limit=options["time_limit"],
+            time_limit=limit,
             cache=_cache(options),
             progress=lambda what, value, bound: tell(f"{what} {value:.4g}, bound {bound:.4g}"),
             **more,

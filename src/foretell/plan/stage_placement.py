@@ -296,6 +296,7 @@ class Prices:
     workload: Workload
     cluster: Cluster
     _known: dict[object, tuple[Costs, PlacedStageCost]] = field(default_factory=dict, repr=False)
+    _alike: dict[object, object] = field(default_factory=dict, repr=False)  # ranks, kind of ranks
 
     def rates(self, ranks: Sequence[int], *, recompute: bool = False) -> PlacedStageCost:
         """Every layer once, split over these ranks."""
@@ -306,8 +307,10 @@ class Prices:
         return self._priced(tuple(ranks), recompute=False)[0]
 
     def _priced(self, ranks: tuple[int, ...], recompute: bool) -> tuple[Costs, PlacedStageCost]:
-        names = tuple(self.cluster.devices[r].name for r in ranks)
-        alike = (self.cluster.levels(ranks), names, recompute)
+        if (ranks, recompute) not in self._alike:
+            names = tuple(self.cluster.devices[r].name for r in ranks)
+            self._alike[ranks, recompute] = (self.cluster.levels(ranks), names, recompute)
+        alike = self._alike[ranks, recompute]
         if alike not in self._known:
             columns = _columns(self, ranks, recompute)
             self._known[alike] = columns.costs, _by_layer(columns)

@@ -35,6 +35,7 @@ from foretell.search.schedule.makespan import Finish, begin, complete
 from foretell.search.schedule.model import Model, models
 from foretell.search.schedule.problem import UNLIMITED, Block, Choice, Problem, Wait
 from foretell.search.schedule.replay import (
+    NEVER,
     Item,
     alone,
     arrays,
@@ -50,11 +51,14 @@ from foretell.workload import Workload
 
 Objective = Literal["makespan", "idle"]
 METHODS = ("search", "tessel", *BASELINES)
-WORK = 7.0  # seconds of work, about CPU seconds
-_PERIOD = 0.65  # share of the work that may go into the period; the rest completes it
+WORK = 10.0  # seconds of work, about CPU seconds
+_PERIOD = 0.5  # share of the work that may go into the period; the rest completes it
 _KEPT = 0.95  # of a time limit: what is left checks and describes the answer
+_DESCRIBED = 0.5  # of the time left: what that may take at most
+_PREDICTED = 0.8  # of a model's time: what is left predicts its step
 _SAME = 1e-9  # relative difference of times that counts as none
 _KNOWN = 20_000  # blocks × micro-batches up to which fixed schedules are tried: 0.5 s of orders
+_ORDER = 1e-4  # seconds they take for a block on one of its devices
 
 
 def schedule(
@@ -143,35 +147,31 @@ def _search(
     whole = ticks(problem, micro_batches)
     least_units = integer_problem.makespan(whole, micro_batches)
     best = Finish(whole, micro_batches, least_units, progress, objective == "idle")
-    rate = Rate(alone(whole), integer_problem.period(whole))
+    rate = Rate(alone(whole, budget), integer_problem.period(whole))
     stopped, first = "work", budget
     try:
-        begin(best, _known(problem, micro_batches), budget)
-        first = budget.part(_PERIOD)
-        given, first.deadline = first.left, _between(budget.deadline, _PERIOD)
+        before = budget.seconds
+        begin(best, _known(problem, micro_batches, budget), budget)
+        if before < inf:  # to check and describe the answer takes about as long
+            budget.deadline -= min(before - budget.seconds, _DESCRIBED * budget.seconds)
+        first = budget.part(_PERIOD, _PERIOD)
         shortest(rate, whole, unroll, first, progress)
-        budget.spend((given - max(first.left, 0.0)) if not first.late else 0.0)
         complete(best, rate, budget)
     except KeyboardInterrupt:
         if not best.items:
             raise
         stopped = "interrupted"
     found = _described(problem, whole, rate, best.items, best.bound)
-    if stopped == "work" and (first.late or time.monotonic() >= budget.deadline):
+    if stopped == "work" and (first.late or budget.seconds <= 0):
         stopped = "time"
     done = found.proven and best.is_least
     return replace(found, stopped="bound" if done else stopped)
 
 
-def _between(deadline: float, share: float) -> float:
-    """The moment when a share of the time until a deadline has passed."""
-    now = time.monotonic()
-    return now + share * (deadline - now)
-
-
-def _known(problem: Problem, micro_batches: int) -> Iterator[list[Item]]:
-    """The orders of the fixed schedules that fit the placement."""
-    if len(problem.blocks) * micro_batches > _KNOWN:
+def _known(problem: Problem, micro_batches: int, budget: Budget) -> Iterator[list[Item]]:
+    """The orders of the fixed schedules that fit the placement, where there is time for them."""
+    slots = sum(len(b.devices) for b in problem.blocks) * micro_batches
+    if len(problem.blocks) * micro_batches > _KNOWN or _ORDER * slots > 0.1 * budget.seconds:
         return
     for order in BASELINES.values():
         try:
@@ -342,7 +342,6 @@ def compare(
 SPLIT = ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")  # weight gradients apart
 WHOLE = ("gpipe", "1f1b", "interleaved", "hanayo")
 FAMILIES = (*WHOLE, *SPLIT)
-_NEVER = 1 << 60  # makespan of an order that does not fit into memory
 _SEARCHED = "searched"
 MOST_ACTIONS = 2_000  # stages × micro-batches that a plan writes down one by one
 
@@ -484,7 +483,7 @@ def _families(
         except InputError:
             continue
         order = np.array([b * micro_batches + m for b, m in items], np.int64)
-        if length(rows, micro_batches, order) < _NEVER:
+        if length(rows, micro_batches, order) < NEVER:
             yield _family(problem, whole, name, items)
 
 
@@ -593,7 +592,7 @@ def solved(
     ends = None if time_limit is None else time.monotonic() + time_limit
     taken = decided(model.problem, num, ends) if model.problem.choices else ()
     chosen = model.chosen(taken)
-    left = None if ends is None else max(ends - time.monotonic(), _LEAST)
+    left = None if ends is None else max(_PREDICTED * (ends - time.monotonic()), _LEAST)
     found = schedule(
         chosen.problem, num, method=method, work=work, time_limit=left, cache=cache,
         progress=progress,

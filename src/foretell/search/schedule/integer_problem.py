@@ -14,7 +14,7 @@ counted. That is strict (`is_faithful` is false then): schedules stay legal, pro
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -400,24 +400,35 @@ class Budget:
     """Seconds of work still to be spent, and a deadline of the clock."""
 
     left: float
-    deadline: float = inf  # of `time.monotonic`
+    deadline: float = inf
     late: bool = False  # the deadline has cut something short
+    clock: Callable[[], float] = time.monotonic
+    whole: "Budget | None" = None  # what it is a part of
 
     @property
     def is_over(self) -> bool:
         """Whether work or time has run out."""
-        if self.left > 0 and time.monotonic() >= self.deadline:
+        if self.left > 0 and self.seconds <= 0:
             self.late = True
             self.left = 0.0
         return self.left <= 0
 
-    def part(self, share: float) -> "Budget":
-        """A part of what is left, as a budget of its own."""
-        return Budget(0.0 if self.is_over else self.left * share, self.deadline)
+    @property
+    def seconds(self) -> float:
+        """What the clock still allows."""
+        return self.deadline - self.clock()
+
+    def part(self, share: float, time_share: float = 1.0) -> "Budget":
+        """A part of what is left, of the time too; what it spends the whole has spent."""
+        work = 0.0 if self.is_over else self.left * share
+        ends = self.deadline - (1 - time_share) * self.seconds if time_share < 1 else self.deadline
+        return Budget(work, ends, False, self.clock, self)
 
     def spend(self, work: float) -> None:
         """Count some work."""
         self.left -= work
+        if self.whole is not None:
+            self.whole.spend(work)
 
 
 def solver() -> Any:
@@ -437,7 +448,7 @@ def solve(model: Any, budget: Budget, limit: float, pace: float = ORDERS) -> tup
     cp = solver()
     engine = cp.CpSolver()
     limit = min(limit, 0.0 if budget.is_over else budget.left)
-    seconds = budget.deadline - time.monotonic()
+    seconds = budget.seconds
     if limit <= 0 or seconds < _SHORTEST:
         return "unknown", engine
     parameters = engine.parameters

@@ -22,7 +22,11 @@ from itertools import chain, pairwise
 from math import ceil
 from typing import Any
 
+import numpy as np
+
+from foretell.compiled import I2
 from foretell.search.schedule import integer_problem
+from foretell.search.schedule.anneal import improved
 from foretell.search.schedule.exact_search import (
     GOALS,
     Progress,
@@ -45,14 +49,13 @@ from foretell.search.schedule.integer_problem import (
 )
 from foretell.search.schedule.replay import (
     Item,
-    Starts,
     alone,
+    arrays,
     dispatch,
     end,
-    improved,
     longest_idle,
-    peaks,
     replay,
+    traced,
     unroll,
 )
 
@@ -256,11 +259,14 @@ class Finish:
     progress: Progress
     least_idle: bool = False  # rather than the least makespan
     items: list[Item] = field(default_factory=list)
-    starts: Starts = field(default_factory=list)
+    starts: I2 = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # block, micro-batch
     length: int = 0  # ticks
     idle: int = 0  # ticks that some device waits between its first block and its last
     cost: tuple[int, int, int] = (0, 0, 0)  # what is compared, memory last
     others: list[tuple[int, int, list[Item]]] = field(default_factory=list)  # best first, ours too
+
+    def __post_init__(self) -> None:
+        self.rows = arrays(self.ticks)
 
     @property
     def is_least(self) -> bool:
@@ -270,16 +276,19 @@ class Finish:
 
     def offer(self, items: list[Item]) -> None:
         """Take an order if it fits and is the shortest yet; of equals the one that holds least."""
-        ticks = self.ticks
-        held = peaks(items, ticks.held)
+        ticks, num = self.ticks, self.micro_batches
+        order = np.array([block * num + m for block, m in items], np.int64)
+        start, held = traced(self.rows, num, order)
         if any(r is not None and p > r for p, r in zip(held, ticks.capacity, strict=True)):
             return
-        starts = replay(items, ticks.time, ticks.devices, ticks.after)
-        length, idle = int(end(starts, ticks.time)), int(longest_idle(starts, ticks))
+        starts = start.reshape(-1, num)
+        length = int(np.max(starts[:, -1] + self.rows.time))
+        idle = int(longest_idle(starts, ticks))
         if all(other[:2] != (length, idle) for other in self.others):
             self.others.append((length, idle, items))
             self.others = sorted(self.others, key=lambda o: o[:2])[:_KEPT]
-        cost = (idle, length, sum(held)) if self.least_idle else (length, idle, sum(held))
+        most = int(np.sum(held))
+        cost = (idle, length, most) if self.least_idle else (length, idle, most)
         if not self.items or cost < self.cost:
             if not self.items or length < self.length:
                 self.progress("makespan", length / ticks.fine, float(self.bound))
@@ -290,7 +299,7 @@ class Finish:
 def begin(best: Finish, known: Iterable[list[Item]], budget: Budget) -> None:
     """Orders without search: by rules, from the literature, one micro-batch after the other."""
     ticks, num = best.ticks, best.micro_batches
-    last = unroll(alone(ticks), len(ticks.time), num)
+    last = unroll(alone(ticks, budget), len(ticks.time), num)
     for items in chain(dispatch(ticks, num), known, [last]):
         best.offer(items)
         if best.is_least or (best.items and budget.is_over):
@@ -300,28 +309,33 @@ def begin(best: Finish, known: Iterable[list[Item]], budget: Budget) -> None:
 def complete(best: Finish, rate: Rate, budget: Budget) -> None:
     """The shortest schedule found around a repetend, left in `best`."""
     ticks, num = best.ticks, best.micro_batches
-    patterns: list[Repetend] = []
+    rough, patterns = best.others[0], list[Repetend]()
     for repetend in _equals(ticks, rate, budget):
         patterns.append(repetend)
         best.offer(unroll(repetend, len(ticks.time), num))
         if best.is_least:
             return
-    _annealed(best, budget.part(_ANNEALED), best.others)
+    _annealed(best, budget.part(_ANNEALED), best.others, 1)
     coarse = coarsened(ticks)
     _directly(best, coarse, budget.part(_SOLVED))
     rings = [r if coarse is ticks else tighten(coarse, r, Fraction(0)) for r in patterns]
     cuts = [cut for ring in rings for cut in _cuts(ring)]
-    for size, pattern in [*dict.fromkeys(cuts), *_found_cuts(best, rings[0])]:
-        if not best.is_least and not budget.is_over:
-            _around_pattern(best, coarse, size, pattern, budget)
-    _annealed(best, budget, best.others[:1], seed=2)
+    around = budget.part(_RINGS)
+    for size, pattern in dict.fromkeys([*_found_cuts(best, rings[0]), *cuts]):
+        if not best.is_least and not around.is_over:
+            _around_pattern(best, coarse, size, pattern, around)
+    for turn in range(_AGAIN):  # near the best and, from an order that is not, anywhere
+        order = rough if turn % 2 else best.others[0]
+        _annealed(best, budget.part(1 / (_AGAIN - turn)), [order], 2 + turn)
 
 
-_ANNEALED, _SOLVED = 0.4, 0.5  # shares of the work left for annealing, for the model of all starts
+# shares of the work left for annealing, for the model of all starts, for those around patterns
+_ANNEALED, _SOLVED, _RINGS = 0.3, 0.2, 0.4
+_AGAIN = 6  # how often it is annealed at the end
 
 
 def _annealed(
-    best: Finish, budget: Budget, orders: Sequence[tuple[int, int, list[Item]]], seed: int = 1
+    best: Finish, budget: Budget, orders: Sequence[tuple[int, int, list[Item]]], seed: int
 ) -> None:
     """The best orders, each annealed for an equal share of the work."""
     floor = ceil(best.bound) * best.ticks.fine
@@ -331,9 +345,7 @@ def _annealed(
     for k, (_, _, items) in enumerate(tuple(orders)):
         if not best.is_least and not budget.is_over:
             part = budget.part(1 / (many - k))
-            given = part.left
             best.offer(improved(best.ticks, items, best.micro_batches, floor, part, seed=seed))
-            budget.spend(given - max(part.left, 0.0))
 
 
 def _equals(ticks: Ticks, rate: Rate, budget: Budget) -> Iterator[Repetend]:
@@ -422,6 +434,6 @@ def _found_cuts(best: Finish, repetend: Repetend) -> Iterator[tuple[int, Pattern
         return
     for share in range(_CUTS):
         when = best.length // 2 + share * best.length // best.micro_batches // _CUTS
-        index = tuple(sum(s < when for s in row) for row in best.starts)
+        index = tuple(int(np.sum(row < when)) for row in best.starts)
         if max(index) < best.micro_batches:
             yield 1, Pattern(tuple(i - min(index) for i in index), repetend.period)

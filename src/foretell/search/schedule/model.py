@@ -27,6 +27,7 @@ from math import inf
 from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretell.cluster import Cluster
 from foretell.errors import ForetellError, InfeasibleError, InputError, unknown
@@ -36,6 +37,7 @@ from foretell.plan.layer_cost import Array
 from foretell.plan.stage_placement import (
     Action,
     Edge,
+    PlacedStageCost,
     Prices,
     StagePlacement,
     change,
@@ -441,35 +443,43 @@ def cut(asked: Cutting) -> list[Stage]:
 def _best(asked: Cutting, flight: int) -> list[Stage]:
     table = _table(asked, flight)
     ends: list[tuple[float, int, int]] = []
-    for (s, d), (worst, _) in table.items():
+    for (s, d), (worst, _, _) in table.items():
         if s and np.isfinite(worst[0]) and asked.stages in (0, s):
             ends.append(((asked.micro_batches + s - 1) * float(worst[0]), s, d))
     return _walked(asked, table, *min(ends)[1:]) if ends else []
 
 
-Table = dict[tuple[int, int], tuple[Array, list[tuple[int, int]]]]
+class _Least(NamedTuple):
+    """From each piece on: the least longest stage, and the first stage's ranks and end."""
+
+    longest: Array
+    ranks: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+
+Table = dict[tuple[int, int], _Least]
 
 
 def _table(asked: Cutting, flight: int) -> Table:
     """By stages and ranks left: the least longest stage from each piece on, and how it begins."""
     size, num = len(asked.line), len(asked.ranks)
-    nothing = np.full(size + 1, np.inf)
+    nothing, none = np.full(size + 1, np.inf), np.zeros(size + 1, np.int64)
     nothing[size] = 0.0
-    table: Table = {(0, 0): (nothing, [(0, 0)] * (size + 1))}
-    known: dict[tuple[int, int], _Costs] = {}
+    table: Table = {(0, 0): _Least(nothing, none, none)}
+    stages = _Stages(asked)
+    widths = {d: _stage_widths(asked, num - d, d) for d in range(1, num + 1)}
     for s in range(1, min(size, num) + 1):
-        for d in range(1, num + 1):
-            ways = [t for t in _stage_widths(asked, num - d, d) if (s - 1, d - t) in table]
-            options = [(t, _options(asked, table, known, s, d, t, flight)) for t in ways]
-            if not options:
+        many = min(s, flight, asked.micro_batches)
+        for d, wide in widths.items():
+            ways = [t for t in wide if (s - 1, d - t) in table]
+            if not ways:
                 continue
-            every = np.stack([o for _, o in options])  # width × first × last
-            flat = every.transpose(1, 0, 2).reshape(size + 1, -1)
-            at = np.argmin(flat, axis=1)
-            least = flat[np.arange(size + 1), at]
-            if np.isfinite(least).any():
-                moves = [(options[a // (size + 1)][0], int(a % (size + 1))) for a in at]
-                table[s, d] = (least, moves)
+            options = [
+                (t, stages.longest(num - d, t, many), table[s - 1, d - t].longest) for t in ways
+            ]
+            found = _least_of(options, size)
+            if np.isfinite(found.longest).any():
+                table[s, d] = found
     return table
 
 
@@ -479,26 +489,56 @@ def _stage_widths(asked: Cutting, start: int, left: int) -> list[int]:
     return [t for t in widths if t <= left and start % t == 0]
 
 
-def _options(
-    asked: Cutting, table: Table, known: dict[tuple[int, int], _Costs], s: int, d: int, t: int,
-    flight: int,
-) -> Array:  # fmt: skip
-    """The longest stage for every run that begins with i and ends before j."""
-    k = len(asked.ranks) - d
-    if (k, t) not in known:
-        known[k, t] = _costs(asked, asked.ranks[k : k + t])
-    c = known[k, t]
-    least = min(room(asked.prices, r) for r in asked.ranks[k : k + t])
-    space = (least - asked.taken) * asked.share - c.spare
-    held = c.constant + c.kept * min(s, flight, asked.micro_batches)
-    fits = (held <= space) & (c.work > 0)
-    longest = np.maximum(c.work, table[s - 1, d - t][0][None, :])
-    found: Array = np.where(fits, longest, np.inf)
-    return found
+def _least_of(options: list[tuple[int, Array, Array]], size: int) -> _Least:
+    """The best of some widths: the first stage's time from i to j, what the rest takes from j."""
+    every = np.arange(size + 1)
+    best, ranks = np.full(size + 1, np.inf), np.zeros(size + 1, np.int64)
+    end = np.zeros(size + 1, np.int64)
+    for t, first, rest in options:
+        longest = np.maximum(first, rest[None, :])
+        at = np.argmin(longest, axis=1)
+        least = longest[every, at]
+        better = least < best
+        best[better], ranks[better], end[better] = least[better], t, at[better]
+    return _Least(best, ranks, end)
 
 
-def _costs(asked: Cutting, ranks: tuple[int, ...]) -> _Costs:
-    r, line = asked.prices.rates(ranks, recompute=asked.recompute), list(asked.line)
+class _Stages:
+    """What a stage of every run of pieces takes, worked out once for machines that are alike."""
+
+    def __init__(self, asked: Cutting) -> None:
+        self.asked = asked
+        self.kinds: dict[tuple[int, int], tuple[int, float]] = {}
+        self.costs: dict[tuple[int, float], _Costs] = {}
+        self.many = 0
+        self.known: dict[tuple[int, float], Array] = {}
+
+    def longest(self, first: int, ranks: int, many: int) -> Array:
+        """Seconds of the run from i to j with so many micro-batches held; inf where none fits."""
+        if many != self.many:
+            self.many, self.known = many, {}
+        kind = self._kind(first, ranks)
+        if kind not in self.known:
+            c = self.costs[kind]
+            space = (kind[1] - self.asked.taken) * self.asked.share - c.spare
+            fits = (c.constant + c.kept * many <= space) & (c.work > 0)
+            self.known[kind] = np.where(fits, c.work, np.inf)
+        return self.known[kind]
+
+    def _kind(self, first: int, ranks: int) -> tuple[int, float]:
+        """The prices and the memory of some machines."""
+        if (first, ranks) not in self.kinds:
+            asked, mine = self.asked, self.asked.ranks[first : first + ranks]
+            rates = asked.prices.rates(mine, recompute=asked.recompute)
+            kind = id(rates), min(room(asked.prices, r) for r in mine)  # `prices` keeps them
+            self.kinds[first, ranks] = kind
+            if kind not in self.costs:
+                self.costs[kind] = _costs(asked, rates)
+        return self.kinds[first, ranks]
+
+
+def _costs(asked: Cutting, r: PlacedStageCost) -> _Costs:
+    line = list(asked.line)
     learns = np.array([float(i not in asked.frozen) for i in range(len(r.forward))])
     back = (r.inputs + r.weights * learns)[line] * _returns(asked)
     kept = r.kept[line] * _returns(asked)
@@ -525,7 +565,7 @@ def _walked(asked: Cutting, table: Table, s: int, d: int) -> list[Stage]:
     out, i = [], 0
     while s:
         k = len(asked.ranks) - d
-        t, j = table[s, d][1][i]
+        t, j = int(table[s, d].ranks[i]), int(table[s, d].end[i])
         out.append(Stage(asked.ranks[k : k + t], i, j))
         i, s, d = j, s - 1, d - t
     return out

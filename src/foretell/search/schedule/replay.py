@@ -1,33 +1,24 @@
-"""Orders of blocks: replayed to start times, found by simple rules, and annealed.
+"""Orders of blocks: replayed to start times, and found by simple rules.
 
-Orders improved by simulated annealing, compiled: from any legal order to a shorter makespan.
-
-An order of all (block, micro-batch) pairs fixes the start of everything (→ `replay`). What makes
-the last block end so late is a chain of blocks, each waiting for the one before: for its result, or
-for its device. A move takes two neighbours of that chain that wait for a device only and runs the
-second first, together with what it needs (or the first behind the second, with what needs it);
-a few moves are drawn from all pairs that lie near each other. Orders that hold too much memory are
-passed through at a price, and never kept.
+An order of all (block, micro-batch) pairs fixes the start of everything (→ `replay`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from foretell.compiled import B2, I1, compiled
+from foretell.compiled import B2, I1, I2, compiled
 from foretell.errors import InfeasibleError
 from foretell.search.schedule.exact_search import Repetend
 from foretell.search.schedule.integer_problem import Budget, Ticks, solve, solver
 from foretell.search.schedule.problem import Problem
 
 Item = tuple[int, int]  # block, micro-batch
-_CHUNK = 512  # moves between two looks at the clock
-_PACE = 5e-9  # seconds of work for a block, or one of its waits or devices, in one replay
-_FAR = 24  # places that a move drawn at random spans at most
-_CRITICAL = 0.85  # share of moves taken from the critical chain
+NEVER = 1 << 60  # makespan of an order that does not fit into memory
 
 
 class Arrays(NamedTuple):
@@ -52,7 +43,6 @@ def arrays(ticks: Ticks) -> Arrays:
     num = len(ticks.time)
     held = [{i: (r, c) for i, r, c in rows} for rows in ticks.held]
     uses = [(d, *held[d].get(b, (0, 0))) for b in range(num) for d in ticks.devices[b]]
-    waits = [w for row in ticks.after for w in row]
     reach = np.zeros((num, num), np.bool_)
     for a, behind in enumerate(ticks.reach):
         reach[a, list(behind)] = True
@@ -63,9 +53,7 @@ def arrays(ticks: Ticks) -> Arrays:
         device,
         rise,
         change,
-        _firsts([len(ws) for ws in ticks.after]),
-        np.array([on for on, _ in waits], np.int64),
-        np.array([lag for _, lag in waits], np.int64),
+        *rows(ticks.after),
         np.array([-1 if r is None else r for r in ticks.capacity], np.int64),
         reach,
         _firsts([len(rows) + 1 for rows in ticks.held]),
@@ -83,41 +71,14 @@ def _claims(rows: Sequence[tuple[int, int, int]]) -> list[int]:
     return [max(levels[k:]) for k in range(len(levels))]
 
 
+def rows(waits: Sequence[Sequence[tuple[int, int]]]) -> tuple[I1, I1, I1]:
+    """Of each block where its waits begin, then the blocks and the lags of all waits."""
+    every = np.array([w for row in waits for w in row], np.int64).reshape(-1, 2)
+    return _firsts([len(row) for row in waits]), every[:, 0].copy(), every[:, 1].copy()
+
+
 def _firsts(sizes: Sequence[int]) -> I1:
     return np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))])
-
-
-def work_of(found: Arrays, micro_batches: int) -> float:
-    """Seconds of work that one replay counts for."""
-    return _PACE * micro_batches * (len(found.time) + len(found.device) + len(found.wait))
-
-
-def improved(
-    ticks: Ticks, items: Sequence[Item], micro_batches: int, floor: int, budget: Budget, *,
-    seed: int = 1,
-) -> list[Item]:  # fmt: skip
-    """The shortest order that annealing from this one meets within the budget."""
-    found = arrays(ticks)
-    each = work_of(found, micro_batches)
-    moves = int(budget.left / each)
-    order = np.array([b * micro_batches + m for b, m in items], np.int64)
-    best, least = order, length(found, micro_batches, order)
-    hot, cold = 0.1 * float(np.mean(found.time)), 0.01 * float(np.mean(found.time))
-    done = 0
-    while done < moves and least > floor and not budget.is_over:
-        share = done / moves
-        heat = hot * (cold / hot) ** share
-        many = min(_CHUNK, moves - done)
-        order, now, one, kept = anneal(
-            found, micro_batches, order, seed + done, many, heat, floor, int(np.max(found.time))
-        )
-        if kept < least:
-            best, least = one, kept
-        elif now > least + 4 * heat + 1 or (done // _CHUNK) % 64 == 63:
-            order = best  # lost its way: again from the best
-        done += many
-        budget.spend(many * each)
-    return [(int(i) // micro_batches, int(i) % micro_batches) for i in best]
 
 
 @compiled
@@ -205,7 +166,22 @@ def length(p: Arrays, num: int, order: I1) -> int:
     start, cause = np.zeros(n, np.int64), np.zeros(n, np.int64)
     state = np.zeros((3, devices), np.int64)
     most, _, over = _replayed(p, num, order, start, cause, state)
-    return most if over == 0 else 1 << 60
+    return most if over == 0 else NEVER
+
+
+@compiled
+def traced(p: Arrays, num: int, order: I1) -> tuple[I1, I1]:
+    """When every item starts, and the most that each device holds."""
+    start, cause = np.zeros(len(order), np.int64), np.zeros(len(order), np.int64)
+    _replayed(p, num, order, start, cause, np.zeros((3, len(p.room)), np.int64))
+    now, most = np.zeros(len(p.room), np.int64), np.zeros(len(p.room), np.int64)
+    for item in order:
+        b = item // num
+        for e in range(p.first_device[b], p.first_device[b + 1]):
+            d = p.device[e]
+            most[d] = max(most[d], now[d] + p.rise[e])
+            now[d] += p.change[e]
+    return start, most
 
 
 @compiled
@@ -242,98 +218,6 @@ def _replayed(p: Any, num: Any, order: Any, start: Any, cause: Any, state: Any) 
         if end > most:
             most, last = end, item
     return most, last, over
-
-
-@compiled
-def anneal(
-    p: Arrays, num: int, given: I1, seed: int, moves: int, heat: float, floor: int, price: int
-) -> tuple[I1, int, I1, int]:
-    """So many moves at one temperature: the last order and its cost, the best and its makespan."""
-    np.random.seed(seed)  # noqa: NPY002
-    n, devices = len(given), len(p.room)
-    now, trial, best = given.copy(), given.copy(), given.copy()
-    place, start, cause = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
-    why, mark = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    state = np.zeros((3, devices), np.int64)
-    most, last, over = _replayed(p, num, now, start, cause, state)
-    cost = most + price * over
-    least = most if over == 0 else 1 << 60
-    for k in range(n):
-        place[now[k]] = k
-        why[k] = cause[k]
-    for _ in range(moves):
-        if least <= floor:
-            break
-        first, then = -1, -1
-        if np.random.random() < _CRITICAL:  # noqa: NPY002
-            item, met = last, 0
-            while item >= 0:
-                on = why[item]
-                if on >= 0 and on // num != item // num:
-                    met += 1
-                    if np.random.random() * met < 1.0:  # noqa: NPY002
-                        first, then = on, item
-                item = -2 - on if on < -1 else on
-        if first < 0:
-            then = now[np.random.randint(1, n)]  # noqa: NPY002
-            far = 1 + np.random.randint(0, _FAR)  # noqa: NPY002
-            first = now[max(place[then] - far, 0)]
-        for k in range(n):
-            trial[k] = now[k]
-        forward = np.random.random() < 0.5  # noqa: NPY002
-        if not _moved(p, num, trial, mark, place[first], place[then], forward):
-            continue
-        found, ends, over = _replayed(p, num, trial, start, cause, state)
-        paid = found + price * over
-        gain = float(cost - paid)
-        if gain >= 0 or np.random.random() < np.exp(gain / heat):  # noqa: NPY002
-            cost, last = paid, ends
-            for k in range(n):
-                now[k] = trial[k]
-                place[now[k]] = k
-                why[k] = cause[k]
-            if over == 0 and found < least:
-                least = found
-                for k in range(n):
-                    best[k] = now[k]
-    return now, cost, best, least
-
-
-@compiled
-def _moved(p: Any, num: Any, order: Any, mark: Any, low: Any, high: Any, forward: Any) -> bool:
-    """The item at `high` before that at `low` with all it needs, or the reverse; if that may be."""
-    first, then = order[low], order[high]
-    pivot = then if forward else first
-    for k in range(low, high + 1):
-        item = order[k]
-        taken = item == pivot
-        if item % num == pivot % num and not taken:
-            a, b = item // num, pivot // num
-            taken = p.reach[a, b] if forward else p.reach[b, a]
-        mark[k] = 1 if taken else 0
-    if mark[low if forward else high] == 1:
-        return False
-    for k in range(low, high + 1):  # micro-batches of a block stay in turn
-        if mark[k] == 1:
-            block = order[k] // num
-            since, until = (low, k) if forward else (k + 1, high + 1)
-            for j in range(since, until):
-                if mark[j] == 0 and order[j] // num == block:
-                    return False
-    _shift(order, mark, low, high, 1 if forward else 0)
-    return True
-
-
-@compiled
-def _shift(order: Any, mark: Any, low: Any, high: Any, first: Any) -> None:
-    """Items marked `first` before the others, each kind as it was."""
-    held = order[low : high + 1].copy()
-    at = low
-    for turn in range(2):
-        for k in range(low, high + 1):
-            if (mark[k] == first) == (turn == 0):
-                order[at] = held[k - low]
-                at += 1
 
 
 # From an order to start times: every block as soon as its devices and what it waits for allow.
@@ -392,7 +276,7 @@ def end(starts: Sequence[Sequence[float]], time: Sequence[float]) -> float:
     return max(s + t for row, t in zip(starts, time, strict=True) for s in row)
 
 
-def longest_idle(starts: Sequence[Sequence[float]], ticks: Ticks) -> float:
+def longest_idle(starts: I2, ticks: Ticks) -> float:
     """The longest that a device waits between its first block and its last."""
     waits = [0.0]
     for on in ticks.by_device:
@@ -400,7 +284,7 @@ def longest_idle(starts: Sequence[Sequence[float]], ticks: Ticks) -> float:
             first = min(starts[i][0] for i in on)
             last = max(starts[i][-1] + ticks.time[i] for i in on)
             work = sum(ticks.time[i] for i in on) * len(starts[0])
-            waits.append(last - first - work)
+            waits.append(float(last - first - work))
     return max(waits)
 
 
@@ -458,19 +342,27 @@ RULES: tuple[Rule, ...] = (deepest, _oldest, _critical)
 
 def dispatch(ticks: Ticks, micro_batches: int) -> Iterator[list[Item]]:
     """One order for each rule, as far as it ends and fits."""
+    found = arrays(ticks)
     for rule in RULES:
-        items = ordered(ticks, micro_batches, rule)
-        if items is not None and fits(items, ticks.held, ticks.capacity):
-            yield items
+        order = _by_rule(ticks, found, micro_batches, rule)
+        if len(order) and length(found, micro_batches, order) < NEVER:
+            yield _items(order, micro_batches)
 
 
 def ordered(ticks: Ticks, micro_batches: int, rule: Rule) -> list[Item] | None:
     """The order that a rule leads to, or None where it gets stuck."""
+    order = _by_rule(ticks, arrays(ticks), micro_batches, rule)
+    return _items(order, micro_batches) if len(order) else None
+
+
+def _by_rule(ticks: Ticks, found: Arrays, micro_batches: int, rule: Rule) -> I1:
     key, turn = rule(ticks, micro_batches)
-    found = listed(arrays(ticks), micro_batches, np.array(key, np.int64), turn)
-    if len(found) < micro_batches * len(ticks.time):
-        return None
-    return [(int(i) // micro_batches, int(i) % micro_batches) for i in found]
+    order = listed(found, micro_batches, np.array(key, np.int64), turn)
+    return order if len(order) == micro_batches * len(ticks.time) else order[:0]
+
+
+def _items(order: I1, micro_batches: int) -> list[Item]:
+    return [divmod(i, micro_batches) for i in order.tolist()]
 
 
 # One micro-batch on its own: an order that fits into memory, or how much is missing and where.
@@ -482,15 +374,16 @@ def ordered(ticks: Ticks, micro_batches: int, rule: Rule) -> list[Item] | None:
 _LIMIT = 5.0  # deterministic seconds; one micro-batch of any placement we met takes milliseconds
 
 
-def alone(ticks: Ticks) -> Repetend:
-    """Micro-batches one after the other, as a pattern."""
+def alone(ticks: Ticks, budget: Budget | None = None) -> Repetend:
+    """Micro-batches one after the other, as a pattern; the work is not counted."""
+    free = Budget(_LIMIT) if budget is None else replace(budget, left=_LIMIT, whole=None)
     for order in (ticks.order, _depth_first(ticks)):
         items = [(block, 0) for block in order]
         if fits(items, ticks.held, ticks.capacity):
             return _pattern(ticks, items)
     for device in range(len(ticks.capacity)):
-        _require(ticks, device)
-    starts = _search(ticks, None)
+        _require(ticks, device, free)
+    starts = _search(ticks, None, free)
     if starts is None:
         raise _too_small(ticks, peaks([(i, 0) for i in ticks.order], ticks.held))
     return _pattern(ticks, [(i, 0) for i in sorted(range(len(starts)), key=starts.__getitem__)])
@@ -516,19 +409,19 @@ def _depth_first(ticks: Ticks) -> list[int]:
     return done
 
 
-def _require(ticks: Ticks, device: int) -> None:
+def _require(ticks: Ticks, device: int, budget: Budget) -> None:
     """Raise unless the device alone could hold one micro-batch in some order."""
     room = ticks.capacity[device]
     if room is None or peaks([(i, 0) for i in ticks.order], ticks.held)[device] <= room:
         return
-    starts = _search(ticks, device)
+    starts = _search(ticks, device, budget)
     order = sorted(range(len(ticks.time)), key=(starts or ticks.head).__getitem__)
     need = peaks([(i, 0) for i in order], ticks.held)
     if need[device] > room:
         raise _too_small(ticks, need, device)
 
 
-def _search(ticks: Ticks, device: int | None) -> list[int] | None:
+def _search(ticks: Ticks, device: int | None, budget: Budget) -> list[int] | None:
     """Starts of one micro-batch that fit every device, or that need least of one."""
     cp = solver().CpModel()
     total = sum(ticks.time) + sum(lag for waits in ticks.after for _, lag in waits)
@@ -544,7 +437,7 @@ def _search(ticks: Ticks, device: int | None) -> list[int] | None:
         most = cp.new_int_var(0, sum(r for _, r, _ in ticks.held[device]), "")
         _hold(cp, ticks.held[device], before, most)
         cp.minimize(most)
-    status, engine = solve(cp, Budget(_LIMIT), _LIMIT)
+    status, engine = solve(cp, replace(budget), _LIMIT)
     return [engine.value(s) for s in start] if status in ("best", "found") else None
 
 

@@ -212,8 +212,7 @@ def wrong(problem: Problem, starts: Starts, order: Order | None = None) -> str |
         return fault
     placed = _placed(problem, starts) if order is None else list(order)
     fault = _misplaced(problem, starts, placed)
-    for device in range(problem.num_devices):
-        runs = _runs(problem, starts, placed, device)
+    for device, runs in enumerate(_runs(problem, starts, placed)):
         fault = fault or _crowded(runs, device) or _full(runs, device, problem.capacity[device])
     return fault
 
@@ -271,14 +270,16 @@ def _misplaced(problem: Problem, starts: Starts, order: Order) -> str | None:
     return None
 
 
-def _runs(problem: Problem, starts: Starts, order: Order, device: int) -> list[_Run]:
-    """What a device runs, by start."""
-    found = []
+def _runs(problem: Problem, starts: Starts, order: Order) -> list[list[_Run]]:
+    """What each device runs, by start."""
+    found: list[list[_Run]] = [[] for _ in range(problem.num_devices)]
+    time = [_time(problem, block) for block in problem.blocks]
     for i, m in order:
         block = problem.blocks[i]
-        if device in block.devices:
-            found.append(_Run(starts[i][m], starts[i][m] + _time(problem, block), block, m))
-    return sorted(found, key=lambda run: run.start)
+        run = _Run(starts[i][m], starts[i][m] + time[i], block, m)
+        for device in block.devices:
+            found[device].append(run)
+    return [sorted(runs, key=lambda run: run.start) for runs in found]
 
 
 def _crowded(runs: Sequence[_Run], device: int) -> str | None:
@@ -514,7 +515,7 @@ def _bar(schedule: Schedule, span: Span, top: int, scale: float) -> str:
 # missing.
 
 
-VERSION = 3  # one more whenever the search may answer differently
+VERSION = 4  # one more whenever the search may answer differently
 
 
 def folder() -> Path:
