@@ -391,7 +391,7 @@ Status = Literal["found", "best", "none", "unknown"]  # a solution, the best, pr
 # CPU seconds for one unit of deterministic time (models of order literals, models of intervals) and
 # for one constraint (building and presolve): medians over our models on an AMD EPYC vCPU
 ORDERS, INTERVALS = 3.5, 1.0
-_BUILD = 1e-4
+_BUILD = 2e-5
 _SHORTEST = 0.02  # seconds before a deadline from which the solver is not started any more
 
 
