@@ -11,7 +11,8 @@ gradients of a convolution are told apart by the names and the order of their ke
 rnnlm (../shared/truth/h200_2), rnnlm (benchmarks/measured/h200/half), wav2vec2, speech_gru,
 wavenet, whisper and state_space (traced in fp32 in benchmarks/measured/kinds and further; their
 autocast traces are not kept), and has the rows of a later sweep of volumes, 1-D convolutions, end
-layers and recurrent stacks (`foretell_lab.bench`; a stack of both directions has twice its layers).
+layers and recurrent stacks (`foretell_lab.bench`; a stack of both directions has twice its layers)
+and of `benchmarks/rare_kernels.py` (161 rows on an H200; asked for 760).
 """
 
 from __future__ import annotations

@@ -147,8 +147,12 @@ def _found(trace: Trace, real: float, source: str, sigma: float) -> Baseline:
         return Baseline(usual, real, simulated, known, SPREAD, note)
     factor = _solved(trace, real)
     graph = warmed(trace, factor)
+    simulated = steady_seconds(graph)
     note = f"un-profiled step {source}: host calls take {factor:.2f} × their fast time"
-    return Baseline(graph, real, steady_seconds(graph), factor, sigma, note)
+    if simulated < real * (1 - POOR):
+        note += f"; what is recorded explains {simulated / real:.0%} of the step: rely less on it"
+        sigma = max(sigma, float(portable.log(min(real / simulated, MOST))))
+    return Baseline(graph, real, simulated, factor, sigma, note)
 
 
 def _waiting(step: Graph, seconds: float) -> float:

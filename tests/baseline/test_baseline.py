@@ -166,3 +166,11 @@ def test_measured_steps_are_met(name):
     (row,) = [r for r in rows if (r["model"], r["variant"]) == (model, variant)]
     found = unprofiled(read(TRUTH / f"{name}.json.gz"), row["median_ms"] / 1e3)
     assert found.simulated == pytest.approx(row["median_ms"] / 1e3, rel=0.01)
+
+
+def test_a_step_that_its_events_do_not_explain_gets_a_wide_interval_and_a_note():
+    trace = traced(step(host=1e-5, device=1e-6))
+    found = unprofiled(trace, 100 * steady_seconds(trace.graph))
+    assert "rely less" in found.note
+    assert found.sigma > 1.0
+    assert "rely less" not in unprofiled(trace, 1.5 * steady_seconds(trace.graph)).note

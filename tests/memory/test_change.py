@@ -120,3 +120,31 @@ def test_a_compiler_casts_no_logits_and_hands_products_what_they_read():
     assert [after.storages[at[n]].count for n in ("wide", "logs")] == [0, 0]
     assert after.storages[at["grad"]].item == 2
     assert after.ops[2].keeps == (at["logits"],)
+
+
+def conversion(name, *beside):
+    """A product, a tensor of scores in fp32, and an operator on both behind a conversion."""
+    items = [Storage(4096, 4, int(kind)) for kind in (BufferKind.INPUT, BufferKind.PARAMETER)]
+    items += [Storage(4096 + k, 4, int(BufferKind.ACTIVATION)) for k in range(3)]
+    ops = (
+        Op("mm", int(Phase.FORWARD), 1, (0, 1), (2,)),
+        Op("mul", int(Phase.FORWARD), 2, (2, 1), (3,)),  # beside a parameter: fp32
+        Op("float", int(Phase.FORWARD), NONE, (3 if name == "wide" else 2,)),
+        Op("mul", int(Phase.FORWARD), 3, (3 if name == "wide" else 2, *beside), (4,)),
+    )
+    return change.half_precision(Tape(tuple(items), ops))
+
+
+def made_by_last(tape):
+    last = [o for o in tape.ops if o.name == "mul"][-1]
+    return tape.storages[last.makes[0]].item
+
+
+def test_what_is_converted_beside_half_precision_is_half():
+    assert made_by_last(conversion("wide", 2)) == 2
+
+
+def test_what_is_converted_alone_is_wide():
+    tape = conversion("narrow")
+    assert made_by_last(tape) == 4
+    assert [o.name for o in tape.ops].count("float") == 1

@@ -1,5 +1,7 @@
 """Sizes of results and of workspaces, against what PyTorch and cuDNN make."""
 
+from math import prod
+
 import pytest
 
 from foretell.memory.outputs import RULES, broadcast, workspace
@@ -97,3 +99,21 @@ def test_a_change_of_layout_takes_copies():
 
 def test_kernels_that_need_nothing():
     assert workspace(convolved("sm80_xmma_dgrad_implicit_gemm_f32f32"))[0] == 0.0
+
+
+def going_over(*sides):
+    """The forward pass of a convolution that turns what it is given, over any number of sides."""
+    taps = (3,) * len(sides)
+    ones = f"[{', '.join('1' * len(sides))}]"
+    values = ("", "", "", ones, ones, ones, "False", "[0]", "1")
+    kernels = ["void cudnn::nchwToNhwcKernel<float>", "xmma_fprop"]
+    image, filters = (4, 16, *sides), (32, 16, *taps)
+    return Call("convolution", (image, filters), ("float",) * 2, values, kernels=kernels)
+
+
+@pytest.mark.parametrize("sides", [(64,), (8, 8, 8)])
+def test_lines_and_volumes_are_copied_like_images(sides):
+    size, where = workspace(going_over(*sides))
+    numbers = 4 * (16 + 32) * prod(sides) + 32 * 16 * 3 ** len(sides)
+    assert size == 4 * numbers
+    assert where.startswith(f"{4 * 16 * prod(sides)}:")

@@ -77,6 +77,7 @@ def written_out(ops: Sequence[Op]) -> Written:
 
 
 WRITTEN_OUT = "_safe_softmax"  # the softmax that attention has for lack of a kernel
+_NEXT = 4  # ops among which the next on a tensor is looked for
 _AROUND, _BEHIND = 4, 4  # ops between the softmax and its matmuls; and behind its gradient
 
 
@@ -167,10 +168,10 @@ class Autocast(Rewrite):
     def forward(self, op: Op, at: int) -> None:
         op = _with(op, self.widened)
         if op.name == WIDENED:
-            # A program that asks for a format behind what autocast has raised asks for its own.
             for k in op.reads:
-                if k in self.narrow or k in self.raised:
-                    self.widened[k] = self.cast(k, op, HALF if k in self.raised else 4)
+                item = self.asked(k, at)
+                if item is not None:
+                    self.widened[k] = self.cast(k, op, item)
             return
         if at in self.written.gone:
             for k in (*op.reads, *op.makes):
@@ -185,6 +186,26 @@ class Autocast(Rewrite):
         if op.node != NONE:
             self.node_is_narrow[op.node] = is_narrow
             self.differentiable.update(op.makes)
+
+    def asked(self, k: int, at: int) -> int | None:
+        """The format that a program asks for there, as bytes a number; none where it has that.
+
+        `x.float()` and `x.to(y.dtype)` are one call in a trace. Behind what autocast has raised, or
+        beside half precision, the program asks for the format that it had itself.
+        """
+        if k in self.raised:
+            return HALF
+        beside = self.beside(k, at)
+        is_beside_narrow = bool(beside) and self.narrow.issuperset(beside)
+        if k in self.narrow:
+            return None if is_beside_narrow else 4
+        return HALF if is_beside_narrow and self.is_wide(k) and k in self.differentiable else None
+
+    def beside(self, k: int, at: int) -> list[int]:
+        """The other numbers that the next operator on a storage reads."""
+        reader = next((o for o in self.before.ops[at + 1 : at + _NEXT] if k in o.reads), None)
+        reads = _with(reader, self.widened).reads if reader is not None else ()
+        return [r for r in reads if r != k and self.storages[r].is_float]
 
     def decide(self, op: Op, is_narrow: bool) -> None:
         """Note how an op runs. What a sum of both formats gives back is cast for its narrow one."""

@@ -266,6 +266,7 @@ _FFT = re.compile(r"fft2d_r2c_(\d+)x")
 _FLIP = re.compile(r"flip_filter")
 _WINOGRAD = re.compile(r"winograd_nonfused|winogradForward\w*4x4")
 _COPY = re.compile(r"nchwToNhwc|nhwcToNchw")
+_LINE, _VOLUME = 3, 5  # dims of what convolutions go over
 _AT_ONCE = 2  # tiles of one image
 _TILE, _GROWN = 4, 36  # numbers a side of a Winograd tile, and numbers it becomes
 
@@ -284,6 +285,8 @@ def workspace(call: Call) -> tuple[float, str]:
     item = ITEMS.get(dtype, 4)
     found = [(0.0, 0.0)]
     is_turned = any(map(_FLIP.search, kernels))
+    if len(x) == _VOLUME:
+        kernels = [name for name in kernels if _COPY.search(name)]
     for tile in {int(m[1]) for name in kernels if (m := _FFT.search(name))}:
         found.append(_fft(x, y, w, tile, is_turned))
     if any(map(_WINOGRAD.search, kernels)):
@@ -311,13 +314,14 @@ def _sides(call: Call) -> tuple[Dims, Dims, Dims, str] | None:
         x, y, w = call.tensor(1), call.tensor(0), call.tensor(2)
     else:
         return None
-    if x is None or y is None or w is None or len(x[0]) != 4:
+    if x is None or y is None or w is None or not _LINE <= len(x[0]) == len(w[0]) <= _VOLUME:
         return None
-    return _plain(x), _plain(y), _plain(w), x[1]
+    return _sides_of(x), _sides_of(y), _sides_of(w), x[1]
 
 
-def _plain(key: Key) -> Dims:
-    return key[0]
+def _sides_of(key: Key) -> Dims:
+    """The sizes of an image or volume; a line is an image one pixel high."""
+    return (*key[0][:2], 1, *key[0][2:]) if len(key[0]) == _LINE else key[0]
 
 
 def _fft(x: Dims, y: Dims, w: Dims, tile: int, is_turned: bool) -> tuple[float, float]:
