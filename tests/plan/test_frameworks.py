@@ -108,3 +108,23 @@ def test_profiles_have_known_ways() -> None:
     for profile in profiles().values():
         assert profile.zero1 in ("flat", "tensors")
         assert np.all(np.array(list(profile.accumulate.values())) >= 0)
+
+
+def test_a_compiled_loss_keeps_no_logits_in_fp32() -> None:
+    text = "dp=8,zero=3,micro_batch=2,global_batch=16,compile=yes,precision=bf16-master,framework="
+    model = "llama:layers=4,hidden=4096,heads=32,inner=14336,seq=8192,vocab=128256"
+    apart, whole = (predicted(model, "h100:gpus=8", text + name) for name in ("fsdp", "torchtitan"))
+    logits = 2 * 8192 * 128256
+    assert apart.peak - whole.peak == pytest.approx(6 * logits, rel=0.1)
+    assert whole.step < apart.step
+
+
+def test_a_loss_over_a_split_vocabulary_holds_a_tensor_more() -> None:
+    def moment(ranks: int, words: int) -> float:
+        model = f"llama:layers=2,hidden=512,heads=8,inner=1024,seq=8192,vocab={words}"
+        text = f"tp={ranks},global_batch=1,precision=bf16-master,framework=fsdp"
+        found = predicted(model, f"h100:gpus={ranks}", text)
+        return found.memory["workspace"] / (8192 * words / ranks)
+
+    # of each number: its logarithm and two gradients in fp32, a third where the vocabulary is split
+    assert moment(2, 256000) - moment(1, 256000) == pytest.approx(4.0, rel=0.1)

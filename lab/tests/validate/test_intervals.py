@@ -7,7 +7,7 @@ from foretell.plan import Plan
 from foretell.predict import predict
 from foretell.predict.predict import shipped
 from foretell.workload import load
-from foretell_lab.validate import intervals, reported
+from foretell_lab.validate import intervals, reported, unseen
 
 
 def made(source, mean, rows=40, **away):
@@ -21,7 +21,7 @@ def made(source, mean, rows=40, **away):
 def test_what_differs_between_sources_is_in_the_width():
     means = (-0.1, -0.05, 0.0, 0.05, 0.1, 0.15, 0.2)
     rows = [row for k, mean in enumerate(means) for row in made(f"{k}" * (k + 1), mean)]
-    found = intervals.fit(rows)["any"]
+    found = intervals.fit(rows).distance["any"]
     assert 0.0 <= found.slow <= 0.12
     assert 0.05 < found.width < 0.2
 
@@ -30,7 +30,29 @@ def test_a_distance_takes_what_sources_at_it_are_off_by():
     near = [row for k in range(6) for row in made("n" * (k + 1), 0.0)]
     far = [row for k in range(6) for row in made("f" * (k + 7), 0.4, arch=1.0)]
     found = intervals.fit(near + far)
-    assert found["arch"].slow + found["arch"].width > 0.2 > found["any"].width
+    assert found.slower["arch"] > 0.2 > found.distance["any"].width
+    assert found.moved({"any": 1.0}) == 0.0 < found.moved({"any": 1.0, "arch": 1.0})
+
+
+def test_steps_are_moved_to_the_median_of_sources_not_of_rows():
+    few = [row for k in range(6) for row in made("f" * (k + 1), 0.1, rows=12, field=1.0)]
+    many = made("many", 0.5, rows=4000, field=1.0)
+    assert 0.05 < intervals.middle(few + many)["field"] < 0.15
+
+
+def test_a_source_is_answered_with_numbers_fitted_without_it():
+    model = load("gpt:layers=2,hidden=512,heads=8,seq=512,vocab=50304")
+    plan = Plan.parse("dp=8,global_batch=8,framework=megatron-lm")
+    found = predict(plan, model, load_cluster("v100-32:gpus=8"))
+    assert found.away["field"] == 1.0
+    rows = {
+        name: [unseen.Row(name, "a step", found.step * times, found)] * 12
+        for name, times in (("one", 1.0), ("two", 1.0), ("three", 1.0), ("odd", 2.0))
+    }
+    answers = intervals.left_out(rows)
+    moved = {name: some[0].found.step / found.step for name, some in answers.items()}
+    assert moved["odd"] == min(moved.values())  # its own rows say nothing of it
+    assert answers["odd"][0].found.low < answers["odd"][0].found.step
 
 
 def test_first_answers_are_those_of_the_reported_sources():

@@ -147,6 +147,7 @@ class Cluster:
     switches: tuple[Switch, ...] = ()  # the switches one by one
     title: str = ""
     calibration: Calibration = PLAIN  # how it really runs, where that was measured
+    is_fitted: bool = False  # whether that was so, whatever came out
     boards: int = 0  # of the whole step, where these ranks are a part of it
     _ways: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict, repr=False)
     _levels: dict[object, tuple[Level, ...]] = field(default_factory=dict, repr=False)
@@ -160,6 +161,12 @@ class Cluster:
     def waits_for(self) -> int:
         """How many devices a step runs on: the slowest of them is waited for."""
         return self.boards or self.size
+
+    @cached_property
+    def is_measured(self) -> bool:
+        """Whether its user has measured how it runs: by runs, benchmarks or ops timed on it."""
+        known = self.is_fitted or self.calibration != PLAIN
+        return known or any(device.timed is not None for device in self.devices)
 
     @cached_property
     def num_nodes(self) -> int:
@@ -282,7 +289,7 @@ class Cluster:
 
     def calibrated(self, calibration: Calibration) -> Cluster:
         """The same machines with measured calibration."""
-        return replace(self, calibration=calibration, _ways={}, _levels={})
+        return replace(self, calibration=calibration, is_fitted=True, _ways={}, _levels={})
 
     @cached_property
     def price(self) -> float:

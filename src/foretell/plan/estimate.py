@@ -58,7 +58,7 @@ from foretell.plan.costs import (
     shard_comm,
     stage,
 )
-from foretell.plan.framework import Running, running
+from foretell.plan.framework import Running, running, slowdown
 from foretell.plan.layer_cost import (
     FIRST,
     LAST,
@@ -433,7 +433,8 @@ def by_collective(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str,
     _add_gradients(found, c, dealt, workload, cluster)
     if plan.pp > 1:
         found["send"] += 2 * micro_batches(plan) * float(sends(c, workload, cluster)[0])
-    return {op: seconds for op, seconds in found.items() if seconds}
+    longer = slowdown(plan, cluster)
+    return {op: seconds * longer for op, seconds in found.items() if seconds}
 
 
 def _add_layer(
@@ -516,13 +517,11 @@ def estimate(plans: Sequence[Plan], workload: Workload, cluster: Cluster) -> Est
     send = (m - 1) * np.maximum(period - np.max([s.both for s in stages], axis=0), 0.0)
     send = send + 2 * hop * (c.plans.column("pp") - 1)
     bubble = np.maximum(pipe - sum(column.values()) - send, 0.0)
+    column |= {"step": pipe + reduce + update, "bubble": bubble, "send": send}
+    column |= {"reduce": reduce, "update": update}
+    longer = np.array([slowdown(p, cluster) for p in c.plans.plans])
     return Estimate(
-        step=pipe + reduce + update,
-        **column,
-        bubble=bubble,
-        send=send,
-        reduce=reduce,
-        update=update,
+        **{name: seconds * longer for name, seconds in column.items()},
         flops=np.full(len(rows), workload.flops()) * c.plans.column("global_batch"),
         peak=peak,
         missing=missing,

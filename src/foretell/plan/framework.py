@@ -16,6 +16,10 @@ bf16-mixed      autocast over fp32 parameters: weights are cast before use (fp16
 bf16-master     bf16 parameters and compute, fp32 master weights and gradient reduction
 fp16-master     the same in fp16 with fp16 gradients, as DeepSpeed's fp16 engine
 fp8, nvfp4      bf16-master whose matmuls run in eight or four bits
+
+What a step takes in the field: where no whole steps say so, all prices of a step are a little
+longer (`slowdown`). It is one number for a framework on some devices, so that the order of its
+plans stays as it is, and none where the machines were measured.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretell import portable
+from foretell.cluster import Cluster
 from foretell.cost import host
 from foretell.errors import InputError, unknown
 from foretell.plan.plan import Plan
@@ -37,7 +43,7 @@ from foretell.workload.workload import Op
 
 Array = npt.NDArray[np.float64]
 HALVES = ("bf16", "fp16", "fp8", "fp4")
-ALIASES = {"megatron": "megatron-deepspeed", "ddp-flash": "ddp", "torchtitan": "fsdp"}
+ALIASES = {"megatron": "megatron-deepspeed", "ddp-flash": "ddp"}
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,7 @@ class FrameworkProfile:
     gradient: str = ""
     layout: str = ""
     fused_loss: bool = True
+    compiled_loss: bool = False
     sends_wait: bool = False
     sends_split: bool = False
     fp32_parameters: bool = False
@@ -162,6 +169,7 @@ class FrameworkProfile:
     judged: tuple[str, ...] = ()
     arch: tuple[str, ...] = ()
     gpus: int = 8
+    centred: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -352,10 +360,11 @@ def _has_wide_loss(profile: FrameworkProfile, formats: Precision, compiled: bool
     """Whether PyTorch's own operators make the loss of logits in fp32.
 
     Autocast does, and who computes in half precision beside a master copy casts the logits. What is
-    compiled as a whole keeps no wide copies; FSDP compiles block by block, the loss stays outside.
+    compiled as a whole keeps no wide copies; who compiles FSDP block by block may leave it outside.
     """
     if compiled:
-        return bool(formats.master) and profile.fp32_parameters
+        is_outside = profile.fp32_parameters and not profile.compiled_loss
+        return bool(formats.master) and is_outside
     return formats.casts or bool(formats.master)
 
 
@@ -428,3 +437,31 @@ def running(plan: Plan) -> Running:
         plan.ep_dispatch,
         plan.cuda_graph,
     )
+
+
+def arches(cluster: Cluster) -> frozenset[str]:
+    """The generations of a cluster's devices."""
+    return frozenset(cluster.devices[ranks[0]].arch for ranks in cluster.devices_by_kind().values())
+
+
+def apart(plan: Plan, cluster: Cluster) -> dict[str, float]:
+    """How far devices are from whole steps that a profile was held to, by kind: 0 or 1."""
+    profile, on = running(plan).profile, arches(cluster)
+    known = on <= set(profile.centred) or cluster.is_measured
+    return {"field": float(not known), "arch": float(not on <= set(profile.arch))}
+
+
+@cache
+def slower() -> dict[str, float]:
+    """By how much each of those distances makes a step longer: ln(measured / predicted)."""
+    text = files("foretell.plan").joinpath("field.toml").read_text(encoding="utf-8")
+    found: dict[str, float] = tomllib.loads(text)["slower"]
+    return found
+
+
+def slowdown(plan: Plan, cluster: Cluster) -> float:
+    """How many times as long as its prices say a step takes there; 1 on measured machines."""
+    if cluster.is_measured:
+        return 1.0
+    away = apart(plan, cluster)
+    return float(portable.exp(sum(each * away[name] for name, each in slower().items())))

@@ -250,7 +250,8 @@ def _holding(layer: Layer, cells: Layouts) -> LayerMemory:
                 sums["gathered"][rows] += np.where(cells.column("sp")[rows] > 1, whole, 0.0)
             for tensor in op.brief:
                 if holds(tensor.when, run.flags):
-                    sums["brief"][rows] += tensor.bytes(sizes, dtype)
+                    more = _split_loss(op, run, cells.column("tp")[rows])
+                    sums["brief"][rows] += more * tensor.bytes(sizes, dtype)
             for tensor in op.saved:
                 if holds(tensor.when, run.flags):
                     size = tensor.bytes(sizes, _kept_in(op, tensor, dtype, run))
@@ -259,6 +260,16 @@ def _holding(layer: Layer, cells: Layouts) -> LayerMemory:
                     if _is_score(op, tensor.name):
                         sums["scores"][rows] += size
     return LayerMemory(**sums, output_bytes=output_bytes, largest=largest)
+
+
+def _split_loss(op: Op, run: Running, ranks: Array) -> Array:
+    """How many times as much PyTorch's loss over a split vocabulary holds for a moment.
+
+    It adds zeros to the softmax and multiplies their sum: three tensors where one kernel makes two
+    (torch/distributed/tensor/parallel/loss.py, its backward).
+    """
+    is_split = (ranks > 1) & (op.kind == "loss") & ("fp32-loss" in run.flags)
+    return np.where(is_split, 1.5, 1.0)
 
 
 def _passes_stream(layer: Layer, run: Running) -> bool:

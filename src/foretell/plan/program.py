@@ -30,6 +30,7 @@ from foretell.graph.columns import (
     coded,
 )
 from foretell.plan.costs import Costs
+from foretell.plan.framework import slowdown
 from foretell.plan.layer_cost import LayerCost
 from foretell.plan.order import BACKWARD, FORWARD, WEIGHT
 from foretell.plan.plan import Plan
@@ -125,6 +126,7 @@ class Program:
     turns: list[Place] = field(default_factory=list)  # whose backward follows its own forward
     epilogue: list[EndTask] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
+    slowdown: float = 1.0  # how many times as long as it says everything takes
 
     def lane(self, rank: int, name: str, kind: str) -> int:
         """A new lane; its number."""
@@ -154,6 +156,11 @@ class ResolvedStep:
     def work(self) -> float:
         """What of a training step's work is done."""
         return 1.0
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long as priced everything takes (→ foretell.plan.framework)."""
+        return slowdown(self.plan, self.cluster)
 
     def program(self, detail: str) -> Program:
         """What every rank runs, sends and holds."""
@@ -239,6 +246,7 @@ class _Draft:
         number = np.append(np.empty_like(turn), NONE)
         number[turn] = np.arange(self.size)
         columns = {name: self._filled(name, parts)[turn] for name, parts in self.columns.items()}
+        columns["seconds"] = columns["seconds"] * program.slowdown
         waits, held, used = (
             [np.concatenate([p[k] for p in table] or [turn[:0]]) for k in (0, 1)]
             for table in (self.waits, self.held, self.used)
@@ -287,6 +295,7 @@ class _Spans(NamedTuple):
 def lowered(step: ResolvedStep, detail: str = "stage") -> Graph:
     """The graph of a step whose prices are known, with the plan's what-ifs applied."""
     program, plan = step.program(detail), step.plan
+    program.slowdown = step.slowdown
     graph = written(program, {"workload": step.workload.name, "plan": str(plan)})
     return applied([parse(text) for text in plan.whatifs], graph, Setting(step.cluster))
 

@@ -41,7 +41,7 @@ from foretell.graph.show import span
 from foretell.plan import Plan, check, estimate
 from foretell.plan.check import settled
 from foretell.plan.costs import costs
-from foretell.plan.framework import running
+from foretell.plan.framework import apart, arches, running
 from foretell.plan.layer_cost import LayerCost
 from foretell.plan.lower import is_even, resolved
 from foretell.plan.program import ResolvedStep, lowered
@@ -70,14 +70,13 @@ def shipped() -> dict[str, Distance]:
 def distances(plan: Plan, workload: Workload, cluster: Cluster, host: float) -> dict[str, float]:
     """How far a question is from what was measured, by kind; `host`: share bound by host time."""
     profile = running(plan).profile
-    arches = {device.arch for device in cluster.devices}
     ops = [op for layer in workload.layers for op in layer.works()]
     kinds = {op.kind for op in ops}
     doublings = portable.log2(max(cluster.size / profile.gpus, 1.0))
     found = {
         "any": 1.0,
-        "arch": float(not arches <= set(profile.arch)),
-        "amd": float(any(arch.startswith("cdna") for arch in arches)),
+        **apart(plan, cluster),
+        "amd": float(any(arch.startswith("cdna") for arch in arches(cluster))),
         "scale": min(float(doublings) / DOUBLINGS, 1.0),
         "fp8": float(plan.dtype in ("fp8", "fp4")),
         "context": float(plan.cp > 1),

@@ -40,7 +40,7 @@ from foretell.graph.groups import ranks_of
 from foretell.plan import Plan
 from foretell.plan.check import check
 from foretell.plan.costs import USABLE, costs, with_cuts
-from foretell.plan.framework import framework_of, resolved
+from foretell.plan.framework import framework_of, resolved, slowdown
 from foretell.plan.layer_cost import Array
 from foretell.plan.layer_cost import layouts as columns
 from foretell.plan.order import FAMILIES
@@ -773,6 +773,7 @@ def _work(cells: list[Plan], workload: Workload, cluster: Cluster, device: Devic
     """The least rank-seconds of one sample's kernels in each layer, all its repetitions."""
     priced = costs(cells, workload, cluster, device)
     inner = np.array([p.ranks / p.dp / p.pp / p.micro_batch for p in cells])
+    inner = inner * np.array([slowdown(p, cluster) for p in cells])
     out = [
         layer.times * float(((cost.forward.kernels + cost.backward.kernels) * inner).min())
         for layer, cost in zip(workload.layers, priced.layers, strict=True)

@@ -47,7 +47,7 @@ from foretell.plan.costs import (
     stage_memory,
 )
 from foretell.plan.estimate import reduction, tied_bytes, updating
-from foretell.plan.framework import resolved
+from foretell.plan.framework import resolved, slowdown
 from foretell.plan.layer_cost import Array, layouts
 from foretell.plan.order import last_stage
 from foretell.plan.plan import Segment, blocks_of, micro_samples, segments, written
@@ -342,7 +342,8 @@ class Partitioner:
         guess, ends = min((_took(_each(took, ends), hops, turns), ends) for ends in cuts)
         rows = chained(meshes, tables, ends)
         guess += max(self._after(one, row) for one, row in zip(stages, rows, strict=True))
-        return guess + self._tied(stages, whole), written(whole, rows)
+        found = written(whole, rows)
+        return (guess + self._tied(stages, whole)) * slowdown(found, self.cluster), found
 
     def guess(self, plan: Plan) -> float:
         """A rough guess of the step of a pipeline, its blocks and recompute as they are."""
@@ -358,7 +359,8 @@ class Partitioner:
         ]
         hops = [self._hop(a, b) for a, b in pairwise(stages)]
         after = max(self._after(one, row) for one, row in zip(stages, rows, strict=True))
-        return _took(each, hops, turns) + after + self._tied(stages, whole)
+        took = _took(each, hops, turns) + after + self._tied(stages, whole)
+        return took * slowdown(plan, self.cluster)
 
     def fits(self, plan: Plan) -> bool:
         """Whether every stage of a pipeline seems to have room; where nothing is known it has."""

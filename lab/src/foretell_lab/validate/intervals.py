@@ -1,6 +1,11 @@
-"""The widths of intervals, fitted to sources that nothing was fitted to, each left out in turn.
+"""What steps take in the field, and the widths of intervals, fitted to sources that set no price.
 
     foretell validate --intervals
+
+Two fits, both with each source left out in turn: first by how much steps are slower than predicted
+in the median (foretell/plan/field.toml), by the absolute deviation; then, of what is left, the ends
+of intervals (foretell/predict/interval.toml). `left_out` answers each source with numbers fitted
+without it, as `validate --unseen` and its pages print it.
 
 A row is one measured step: ln(measured / predicted) and how far its question was from what had been
 measured (→ foretell.predict.predict). Reported sources count half as they were first answered,
@@ -19,15 +24,17 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from foretell.plan.framework import slower
+from foretell.predict import Prediction
 from foretell.predict.predict import EIGHTY_PERCENT, Distance, interval, shipped
 from foretell.report.words import table as text_table
 from foretell_lab.validate import reported, unseen
@@ -36,6 +43,7 @@ Array = npt.NDArray[np.float64]
 FULL = 10  # rows that make a whole source
 OUTSIDE = 0.1  # share of rows that either end leaves outside
 BLUNT = 0.01  # of ln(measured / predicted): how far the loss is rounded where it bends
+BLUNT_MIDDLE = 0.005  # the same of the absolute deviation
 PRICE = 0.01  # of large numbers
 START, MOST = 0.06, 0.8  # widths
 # Every distance widens. What one source says of a framework says little of the next: medians of
@@ -45,19 +53,30 @@ LEAST, LEAST_OF = 0.02, {"lone": 0.08}
 SLOW = (0.0, 0.5)  # range of means: no distance makes steps faster than predicted
 
 
+class Fitted(NamedTuple):
+    """By how much steps are slower at each distance, and the intervals around them."""
+
+    slower: Mapping[str, float]
+    distance: Mapping[str, Distance]
+
+    def moved(self, away: Mapping[str, float]) -> float:
+        """ln of how many times as long a step takes at some distances."""
+        return sum(each * away.get(name, 0.0) for name, each in self.slower.items())
+
+
 @dataclass(frozen=True)
 class Answer:
     """One measured step beside its prediction."""
 
     source: str
-    off: float  # ln(measured / predicted)
+    off: float  # ln(measured / predicted), before anything is moved
     away: dict[str, float]
     share: float = 1.0  # of its source's weight
 
-    def is_inside(self, fitted: dict[str, Distance]) -> bool:
+    def is_inside(self, fitted: Fitted) -> bool:
         """Whether the measurement lies in the interval."""
-        low, high = interval(1.0, self.away, fitted)
-        return low <= math.exp(self.off) <= high
+        low, high = interval(1.0, self.away, fitted.distance)
+        return low <= math.exp(self.off - fitted.moved(self.away)) <= high
 
 
 def first_answers() -> list[Answer]:
@@ -75,23 +94,49 @@ def first_answers() -> list[Answer]:
     ]
 
 
-def answers_now(truth: Path, names: Sequence[str]) -> list[Answer]:
+def answers_now(rows: Mapping[str, Sequence[unseen.Row]]) -> list[Answer]:
     """Sources as they are answered today."""
-    known = reported.sources()
+    known, as_shipped = reported.sources(), Fitted(slower(), shipped())
     return [
         Answer(
             name,
-            math.log(row.seconds / row.found.step),
+            math.log(row.seconds / row.found.step) + as_shipped.moved(row.found.away),
             row.found.away,
             0.5 if name in known else 1.0,
         )
-        for name in names
-        for row in unseen.SOURCES[name](truth)
+        for name, some in rows.items()
+        for row in some
     ]
 
 
-def fit(rows: Sequence[Answer]) -> dict[str, Distance]:
-    """Every distance's mean and width."""
+def fit(rows: Sequence[Answer]) -> Fitted:
+    """How much slower steps are, and the ends of intervals around them."""
+    found = Fitted(middle(rows), {})
+    left = [replace(row, off=row.off - found.moved(row.away)) for row in rows]
+    return found._replace(distance=ends(left))
+
+
+def middle(rows: Sequence[Answer]) -> dict[str, float]:
+    """By how much steps are slower at each distance, in the median."""
+    from scipy.optimize import minimize
+
+    names, weight = list(slower()), _weights(rows)
+    away = np.array([[row.away.get(name, 0.0) for name in names] for row in rows])
+    off = np.array([row.off for row in rows])
+
+    def loss(x: Array) -> tuple[float, Array]:
+        left = (off - away @ x) / BLUNT_MIDDLE
+        total = BLUNT_MIDDLE * float(weight @ (np.logaddexp(0, -left) + left / 2))
+        tilt = np.tanh(left / 2) / 2
+        return total + PRICE * float(x @ x), 2 * PRICE * x - away.T @ (weight * tilt)
+
+    start, bounds = np.full(len(names), START / 2), [SLOW] * len(names)
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x
+    return {name: round(float(x), 3) for name, x in zip(names, found, strict=True)}
+
+
+def ends(rows: Sequence[Answer]) -> dict[str, Distance]:
+    """Every distance's mean and width of what is left."""
     from scipy.optimize import minimize
 
     names = list(shipped())
@@ -115,9 +160,9 @@ def fit(rows: Sequence[Answer]) -> dict[str, Distance]:
 
     start = np.r_[np.full(many, START / 3), np.full(many, math.log(START))]
     least = [math.log(LEAST_OF.get(name, LEAST)) for name in names]
-    ends = [SLOW] * many + [(low, math.log(MOST)) for low in least]
-    start = np.maximum(start, [low for low, _ in ends])
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=ends).x
+    bounds = [SLOW] * many + [(low, math.log(MOST)) for low in least]
+    start = np.maximum(start, [low for low, _ in bounds])
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x
     pairs = zip(found[:many], np.exp(found[many:]), strict=True)
     return {n: Distance(round(float(a), 3), round(float(b), 3)) for n, (a, b) in zip(names, pairs, strict=True)}  # fmt: skip  # noqa: E501
 
@@ -133,22 +178,54 @@ def _weights(rows: Sequence[Answer]) -> Array:
     return np.asarray(found / found.sum())
 
 
+def without(rows: Sequence[Answer], source: str) -> Fitted:
+    """What is fitted to all other sources."""
+    return fit([row for row in rows if _runs(row.source) != _runs(source)])
+
+
+def left_out(rows: Mapping[str, Sequence[unseen.Row]]) -> dict[str, list[unseen.Row]]:
+    """Every source answered with numbers that were fitted without it."""
+    every, as_shipped = [*answers_now(rows), *first_answers()], Fitted(slower(), shipped())
+    found = {}
+    for name, some in rows.items():
+        apart = without(every, name)
+        found[name] = [replace(row, found=_answered(row.found, as_shipped, apart)) for row in some]
+    return found
+
+
+def _answered(found: Prediction, as_shipped: Fitted, apart: Fitted) -> Prediction:
+    """A prediction by other numbers."""
+    times = math.exp(apart.moved(found.away) - as_shipped.moved(found.away))
+    low, high = interval(found.step * times, found.away, apart.distance)
+    parts = {name: seconds * times for name, seconds in found.breakdown.items()}
+    return replace(found, step=found.step * times, low=low, high=high, breakdown=parts)
+
+
 def report(truth: Path) -> dict[str, Any]:
-    """Distances fitted anew, and coverage of each source with and without it in the fit."""
-    now = answers_now(truth, list(unseen.SOURCES))
-    first = first_answers()
-    found, values = fit([*now, *first]), {}
+    """All numbers fitted anew, and each source with and without it in the fit."""
+    now, first = answers_now(unseen.answered(truth)), first_answers()
+    found, as_shipped, values = fit([*now, *first]), Fitted(slower(), shipped()), {}
     for name in dict.fromkeys(row.source for row in now):
-        apart = fit([row for row in [*now, *first] if _runs(row.source) != _runs(name)])
+        apart = without([*now, *first], name)
         mine, asked = ([row for row in rows if row.source == name] for rows in (now, first))
         values[name] = {
             "rows": len(mine),
             "inside": _inside(mine, found),
             "left_out": _inside(mine, apart),
-            "today": _inside(mine, shipped()),
-        } | ({"first_left_out": _inside(asked, apart)} if asked else {})
-    return {"distance": {n: d._asdict() for n, d in found.items()}, "sources": values,
-            "text": _text(found, values)}  # fmt: skip
+            "today": _inside(mine, as_shipped),
+            "unmoved": _error(mine, apart._replace(slower={})),
+            "moved": _error(mine, apart),
+        } | (
+            {
+                "first_left_out": _inside(asked, apart),
+                "first_unmoved": _error(asked, apart._replace(slower={})),
+                "first_moved": _error(asked, apart),
+            }
+            if asked
+            else {}
+        )
+    return {"slower": found.slower, "distance": {n: d._asdict() for n, d in found.distance.items()},
+            "sources": values, "text": _text(found, values)}  # fmt: skip
 
 
 def _runs(source: str) -> str:
@@ -156,30 +233,50 @@ def _runs(source: str) -> str:
     return "foundry-h100" if source == "foundry-by-default" else source
 
 
-def _inside(rows: Sequence[Answer], fitted: dict[str, Distance]) -> float:
+def _inside(rows: Sequence[Answer], fitted: Fitted) -> float:
     return float(np.mean([row.is_inside(fitted) for row in rows]))
 
 
-def _text(found: dict[str, Distance], values: dict[str, Any]) -> str:
-    heads = (
-        "source",
-        "rows>",
-        "in the fit>",
-        "left out>",
-        "left out, first answers>",
-        "as shipped>",
-    )
-    shares = ("inside", "left_out", "first_left_out", "today")
-    rows = [
-        (name, str(v["rows"]), *(f"{100 * v[key]:.0f} %" if key in v else "" for key in shares))
-        for name, v in values.items()
-    ]
+def _error(rows: Sequence[Answer], fitted: Fitted) -> float:
+    """The median error of a source."""
+    return float(np.median([abs(math.expm1(fitted.moved(r.away) - r.off)) for r in rows]))
+
+
+COLUMNS = {
+    "rows": "rows>", "unmoved": "as priced>", "moved": "moved>", "first_unmoved": "first answers>",
+    "first_moved": "moved>", "inside": "in the fit>", "left_out": "left out>",
+    "first_left_out": "first, left out>", "today": "as shipped>",
+}  # fmt: skip
+
+
+def _text(found: Fitted, values: dict[str, Any]) -> str:
+    rows = [(name, *(_cell(key, v.get(key)) for key in COLUMNS)) for name, v in values.items()]
+    lines = [text_table(("source", *COLUMNS.values()), rows)]
+    lines.append(_told("today", values, "unmoved", "moved"))
+    lines.append(_told("first answers", values, "first_unmoved", "first_moved"))
     large = [round(100 * v["left_out"]) for v in values.values() if v["rows"] >= FULL]
     within, over = sum(75 <= share <= 90 for share in large), sum(share > 90 for share in large)
-    lines = [text_table(heads, rows)]
     lines += [
         f"{len(large)} sources of {FULL} rows or more, each left out:"
         f" {within} have 75 to 90 % inside, {over} more, {len(large) - within - over} less"
     ]
-    lines += [f"{n} = {{ slow = {d.slow}, width = {d.width} }}" for n, d in found.items()]
+    lines += [f"{name} = {each}" for name, each in found.slower.items()]
+    lines += [f"{n} = {{ slow = {d.slow}, width = {d.width} }}" for n, d in found.distance.items()]
     return "\n".join(lines)
+
+
+def _told(words: str, values: dict[str, Any], *keys: str) -> str:
+    """Medians of sources before and after steps are moved."""
+    some = [[v[key] for key in keys] for v in values.values() if keys[0] in v]
+    each = [
+        f"median {100 * np.median(one):.1f} %, mean {100 * np.mean(one):.1f} %,"
+        f" {sum(error <= 0.1 for error in one)} of {len(one)} within 10 %"
+        for one in zip(*some, strict=True)
+    ]
+    return f"medians of sources, {words}: {'; moved: '.join(each)}"
+
+
+def _cell(key: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return str(value) if key == "rows" else f"{100 * value:.{int('moved' in key)}f} %"

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from foretell.errors import ForetellError
 from foretell.io import write_text
 from foretell_lab.validate import reported
-from foretell_lab.validate.unseen import SOURCES, Row
+from foretell_lab.validate.intervals import left_out
+from foretell_lab.validate.unseen import SOURCES, Row, answered
 
 FOLDER = Path("docs/accuracy")
 WORST = 8  # rows shown of each source
@@ -25,15 +25,10 @@ def report(truth: Path) -> dict[str, Any]:
     """Write every page; says where."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, source in SOURCES.items():
-        try:
-            rows = list(source(truth))
-        except ForetellError:
-            continue
-        if rows:
-            write_text(FOLDER / f"{name}.svg", plot(rows))
-            write_text(FOLDER / f"{name}.md", page(name, rows, (source.__doc__ or "").strip()))
-            written.append(f"{FOLDER}/{name}.md")
+    for name, rows in left_out(answered(truth)).items():
+        write_text(FOLDER / f"{name}.svg", plot(rows))
+        write_text(FOLDER / f"{name}.md", page(name, rows, (SOURCES[name].__doc__ or "").strip()))
+        written.append(f"{FOLDER}/{name}.md")
     return {"pages": written, "text": "\n".join(written)}
 
 

@@ -815,6 +815,11 @@ class FusedStep(ResolvedStep):
         assert self.judge.problem.reference is not None
         return self.judge.problem.reference.away
 
+    @property
+    def slowdown(self) -> float:
+        """What the step that it is scaled by has already."""
+        return 1.0
+
     def program(self, detail: str) -> Program:
         """The step with what a framework's host and a board's power limit add."""
         return _program(self.judge, self.scored, scale_of(self.judge.problem))

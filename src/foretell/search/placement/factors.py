@@ -279,8 +279,10 @@ def refined(problem: Any, placement: Any, *, recompute: bool = True) -> tuple[An
         for k, device in enumerate(problem.fleet.kinds):
             product[k, g] = recomputed[k, g] = 0.0
             for w in mine:
-                recomputed[k, g] += float(recompute_seconds(device, w, sizes[-1:])[0])
-                product[k, g] += _filled(product_seconds(device, w, sizes), sizes, t.batch)
+                again = float(recompute_seconds(device, w, sizes[-1:])[0])
+                made = _filled(product_seconds(device, w, sizes), sizes, t.batch)
+                recomputed[k, g] += again * problem.slowdown
+                product[k, g] += made * problem.slowdown
         ops[s, g] = {w.name: word(w) for w in mine}
         actions[g] = actions[g]._replace(way=3 if mine else 0)
     tables = t._replace(factors=bytes_, rest=rest, product=product, recompute=recomputed)

@@ -44,7 +44,7 @@ from foretell.errors import InfeasibleError, InputError, UnmodelledError
 from foretell.plan import Plan
 from foretell.plan.check import Unit, unit_reads, units
 from foretell.plan.costs import ROUNDING, USABLE
-from foretell.plan.framework import Running, resolved, running
+from foretell.plan.framework import Running, resolved, running, slowdown
 from foretell.plan.layer_ranges import UnitSeconds, held, unit_seconds
 from foretell.search.schedule.model import branches
 from foretell.workload import Workload
@@ -426,6 +426,21 @@ class Tables(NamedTuple):
     batch: int
 
 
+_TIMED = (
+    "forward", "backward", "added", "update", "lead", "split_lead", "product", "recompute",
+    "split_forward", "split_backward", "laws", "sends",
+)  # fmt: skip
+
+
+def slowed(tables: Tables, times: float) -> Tables:
+    """Tables of steps that take so many times as long."""
+    if times == 1:
+        return tables
+    timed = {name: getattr(tables, name) * times for name in _TIMED}
+    host = np.concatenate([tables.host[:, :2] * times, tables.host[:, 2:]], axis=1)
+    return tables._replace(host=host, **timed)
+
+
 @dataclass(frozen=True)
 class Problem:
     """A workload on a cluster, ready to be placed."""
@@ -448,6 +463,11 @@ class Problem:
         mine = ahead / len(self.cluster.devices) + law(t.laws[0, 0], t.gradient)
         own = [g for g, group in enumerate(self.groups) if group.leader == g]
         return sorted(own, key=lambda g: (-float(mine[g]), g))
+
+    @cached_property
+    def slowdown(self) -> float:
+        """How many times as long as priced its tables have a step (→ foretell.plan.framework)."""
+        return slowdown(self.plain, self.cluster)
 
     @cached_property
     def branches(self) -> list[tuple[int, ...]]:
@@ -510,7 +530,7 @@ def problem(
     tables = _tables(
         workload, machines, batch, plain, sizes, seconds, holds, starts, laws, sends, splits, sent
     )  # fmt: skip
-    run = running(plain)
+    tables, run = slowed(tables, slowdown(plain, cluster)), running(plain)
     return Problem(workload, cluster, machines, groups, batch, run, plain, tables, sent.ops)
 
 
