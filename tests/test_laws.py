@@ -19,7 +19,7 @@ from foretell.plan.order import order
 from foretell.plan.plan import blocks_of
 from foretell.predict import predict
 from foretell.search.joint import Joint
-from foretell.search.kit import best_plan, priced
+from foretell.search.kit import priced
 from foretell.simulate import simulate
 from foretell.workload import load as load_workload
 
@@ -164,7 +164,7 @@ def test_a_file_carries_its_prediction_and_the_plan_stays_the_same(
 def test_no_plan_of_the_space_that_predict_accepts_beats_the_search(model: str) -> None:
     workload, cluster = load_workload(model), load_cluster("dgx-a100")
     batch = workload.batch * cluster.size
-    best = best_plan(Joint(evaluations=80), workload, cluster)
+    best = Joint(evaluations=80).plan(workload, cluster)
     assert priced(best.plan, workload, cluster).step == best.predicted
 
     @settings(max_examples=25)

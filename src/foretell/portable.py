@@ -28,14 +28,9 @@ _LOG = tuple(1.0 / n for n in range(23, 0, -2))  # of the inverse hyperbolic tan
 def exp(x: npt.ArrayLike) -> Array:
     """e to the power of each number."""
     asked = np.asarray(x, float)
-    if asked.size <= _FEW:
-        return np.array([_exp(v) for v in asked.ravel().tolist()]).reshape(asked.shape)
-    kept = np.clip(asked, -746.0, 711.0)
-    times = np.rint(kept * _PER_LN2)
-    rest = (kept - times * _HIGH) - times * _LOW
-    found = np.polyval(_EXP, rest)
-    with np.errstate(over="ignore", under="ignore"):
-        return np.asarray(np.ldexp(found, np.nan_to_num(times).astype(np.int32)))
+    if asked.size > _FEW:
+        return _exponential(asked)
+    return np.array([_exp(v) for v in asked.ravel().tolist()]).reshape(asked.shape)
 
 
 def log(x: npt.ArrayLike) -> Array:
@@ -89,7 +84,8 @@ def power(x: npt.ArrayLike, to: Array | float) -> Array:
         )
         return found.reshape(np.broadcast_shapes(base.shape, times.shape))
     with np.errstate(invalid="ignore"):
-        found = np.where(times == 1, base, exp(times * _logarithm(base, _HIGH, 1.0, _LOW)))
+        found = _exponential(times * _logarithm(base, _HIGH, 1.0, _LOW))
+        found = np.where(times == 1, base, found)
     return np.where(base > 0, found, np.where(times > 0, 0.0, np.inf))
 
 
@@ -151,3 +147,12 @@ def _logarithm(x: Array, whole: float, part: float, rest: float) -> Array:
     found = times * whole + (2.0 * slope * np.polyval(_LOG, slope * slope) * part + times * rest)
     ends = np.where(x == 0, -np.inf, np.where(x == np.inf, np.inf, np.nan))
     return np.where((x > 0) & (x < np.inf), found, ends)
+
+
+def _exponential(x: Array) -> Array:
+    kept = np.clip(x, -746.0, 711.0)
+    times = np.rint(kept * _PER_LN2)
+    rest = (kept - times * _HIGH) - times * _LOW
+    found = np.polyval(_EXP, rest)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return np.asarray(np.ldexp(found, np.nan_to_num(times).astype(np.int32)))

@@ -56,12 +56,12 @@ def test_joint_answers_what_was_found_before_it_was_stopped():
 def test_the_command_ends_with_130_and_the_plan(tmp_path, monkeypatch, capsys):
     from foretell.api import planning
 
-    searched = planning.best_plan
+    searcher = planning.searcher
 
-    def stopped(planner, model, where, progress, **options):
-        return searched(planner, model, where, interrupting(2), **options)
+    def stopped(*asked):
+        return lambda model, where, _: searcher(*asked)(model, where, interrupting(2))
 
-    monkeypatch.setattr(planning, "best_plan", stopped)
+    monkeypatch.setattr(planning, "searcher", stopped)
     path = tmp_path / "best.plan"
     with pytest.raises(SystemExit) as ended:
         main(["plan", MODEL, "--on", MIXED, "-o", str(path), "--json"])

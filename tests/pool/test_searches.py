@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from foretell.api import plan
 from foretell.cli.main import foretell
 from foretell.cluster import load as machines
 from foretell.errors import InputError
 from foretell.pool import opened
-from foretell.search.kit import best_plan, parse
+from foretell.search.kit import parse
 from foretell.search.oracle import Space, choose, layouts, scaling, sweep
 from foretell.workload import load
 from tests.pool.work import Killing
@@ -71,8 +72,8 @@ def test_scales_are_the_same(model, pool):
 
 def assert_same_best(pool, model, planner, cluster):
     chosen, on = parse(planner), machines(cluster)
-    shared = best_plan(chosen, model, on, pool=pool, seeds=2)
-    alone = best_plan(chosen, model, on, seeds=2)
+    shared = plan(model, on, chosen, pool=pool, seeds=2)
+    alone = plan(model, on, chosen, seeds=2)
     assert shared.plan == alone.plan
     assert shared.predicted == alone.predicted
     assert shared.evaluations == alone.evaluations
@@ -93,7 +94,7 @@ def test_seeds_of_a_placement_find_the_same_best(model, pool):
 
 def test_a_planner_that_draws_nothing_needs_no_seeds(model):
     with pytest.raises(InputError, match="`oracle` draws nothing"):
-        best_plan(parse("oracle"), model, machines("a100-80:gpus=4"), seeds=2)
+        plan(model, "a100-80:gpus=4", "oracle", seeds=2)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from foretell.api import plan
 from foretell.cluster import Cluster, load
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.predict import predict
 from foretell.search.joint import Joint, power
-from foretell.search.kit import best_plan, in_order, priced, renamed
+from foretell.search.kit import in_order, priced, renamed
 from foretell.search.oracle.planner import Oracle
 from foretell.search.partition import Partitioner, kinds, meshes, pipelines, rows_of
 from foretell.search.placement.planner import PlacementPlanner
@@ -50,7 +51,7 @@ def test_stages_of_unlike_devices_have_meshes_of_their_own(tmp_path: Path) -> No
 def test_the_order_of_nodes_in_a_file_changes_no_answer(tmp_path: Path) -> None:
     forth, back = _mixed(tmp_path, FAST, SLOW), _mixed(tmp_path, SLOW, FAST)
     small = load_workload("gpt:layers=4,hidden=512,heads=8,seq=256")
-    found = [best_plan(Joint(evaluations=20), small, cluster) for cluster in (forth, back)]
+    found = [plan(small, cluster, Joint(evaluations=20)) for cluster in (forth, back)]
     assert found[0].predicted == found[1].predicted
     for one, cluster in zip(found, (forth, back), strict=True):
         assert priced(one.plan, small, cluster).step == one.predicted
@@ -160,7 +161,7 @@ def test_blocks_and_recompute_are_split_by_stage_where_memory_is_short() -> None
 def test_one_device_and_one_sample_are_answered() -> None:
     alone = load_workload("gpt:layers=2,hidden=256,heads=4")
     for planner in (Joint(evaluations=20), PlacementPlanner()):
-        found = best_plan(planner, alone, load("h100"))
+        found = planner.plan(alone, load("h100"))
         assert found.plan.ranks == 1
         assert priced(found.plan, alone, load("h100")).fits
 
@@ -278,8 +279,8 @@ def test_no_plan_is_simulated_below_the_bound_that_leaves_plans_out(number: int)
     on.of(list(guess))
     simulated = {p: on.known[str(p)] for p in guess if on.known.get(str(p))}
     assert len(simulated) > 8
-    for plan, one in simulated.items():
-        assert guess[plan].least <= one.step, plan
+    for other, one in simulated.items():
+        assert guess[other].least <= one.step, other
 
 
 def test_a_plan_that_fits_is_not_asked_to_run_more_again() -> None:
@@ -400,8 +401,8 @@ def test_a_chain_that_lacks_memory_is_known_to_before_it_is_simulated() -> None:
     much = Plan.parse(f"segments={'/'.join(rows)},micro_batch=4,global_batch=64")
     texts = [text.replace("+recompute:full", "").partition("+recompute_layers")[0] for text in rows]
     none = Plan.parse(f"segments={'/'.join(texts)},micro_batch=4,global_batch=64")
-    for plan in (much, none):
-        assert on.chains.fits(plan) == predict(plan, workload, cluster).fits
+    for other in (much, none):
+        assert on.chains.fits(other) == predict(other, workload, cluster).fits
     guess = on.estimated(on.new([much, none]))
     assert [guess[plan].fits for plan in (much, none)] == [True, False]
 

@@ -10,6 +10,7 @@ import pytest
 from foretell.cluster import load as load_cluster
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan, read, save
+from foretell.plan.check import branches
 from foretell.plan.stage_placement import (
     Prices,
     StagePlacement,
@@ -24,7 +25,7 @@ from foretell.plan.stage_placement import (
 from foretell.predict import predict
 from foretell.search.schedule import schedule, wrong
 from foretell.search.schedule.find import best, solved
-from foretell.search.schedule.model import Asked, Cutting, arrange, branches, cut, model, models
+from foretell.search.schedule.model import Asked, Cutting, arrange, cut, model, models
 from foretell.workload import Workload, load
 
 SMALL = "gpt:layers=8,hidden=1024,heads=16,seq=1024,vocab=200000"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,11 +29,12 @@ from foretell.search.kit import (
     Planned,
     Planner,
     Progress,
-    best_plan,
+    in_order,
     priced,
+    renamed,
     repredicted,
+    searcher,
     silent,
-    with_own,
 )
 from foretell.search.kit import parse as parse_planner
 from foretell.workload import Workload
@@ -285,8 +286,12 @@ def plan(
     chosen = parse_planner(planner) if isinstance(planner, str) else planner
     on = machines(cluster, calibration)
     workload = _model(model, None, takes_graphs=hasattr(chosen, "plan_graph"))
-    found = best_plan(chosen, workload, on, progress, pool=pool, seeds=seeds)
-    found = with_own(chosen, repredicted(found, workload, on), workload, on)
+    search, ranks = searcher(chosen, workload, pool, seeds), in_order(on)
+    found = search(workload, on if ranks == tuple(range(on.size)) else on.subset(ranks), progress)
+    found = replace(found, plan=renamed(found.plan, ranks, on))
+    found, own = repredicted(found, workload, on), chosen.own()
+    if own is not None and not found.stopped:  # a published method: our search of its space
+        found = replace(found, own=plan(workload, on, own))
     return PlanResult(
         **vars(found),
         planner=str(chosen),

@@ -45,7 +45,7 @@ import numpy.typing as npt
 
 from foretell import portable
 from foretell.cluster.node import Device
-from foretell.cost import gemm, measured
+from foretell.cost import gemm
 from foretell.cost.limits import Constants, Limits, limits, passes, shipped
 from foretell.cost.shape import columns
 
@@ -259,7 +259,7 @@ def seconds(
         if device.timed is not None:
             took = device.timed.price(name, kind, part, moved[rows])
             out[rows] = np.where(np.isnan(took), out[rows], took)
-            sigma[rows] = np.where(np.isnan(took), sigma[rows], measured.SIGMA)
+            sigma[rows] = np.where(np.isnan(took), sigma[rows], device.timed.sigma)
     return Price(out, sigma)
 
 

@@ -28,7 +28,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -187,6 +187,7 @@ class TimedOp(NamedTuple):
 class TimedOps:
     """Seconds of ops; `load` times as long as on an idle machine."""
 
+    sigma: ClassVar[float] = SIGMA
     seconds: Mapping[TimedOp, float] = field(default_factory=dict)
     load: float = 1.0
     asked: dict[TimedOp, None] = field(default_factory=dict)  # an ordered set

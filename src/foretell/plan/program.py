@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +29,15 @@ from foretell.graph.columns import (
     code_of,
     coded,
 )
-from foretell.plan.costs import Costs
 from foretell.plan.framework import slowdown
-from foretell.plan.layer_cost import LayerCost
 from foretell.plan.order import BACKWARD, FORWARD, WEIGHT
 from foretell.plan.plan import Plan
 from foretell.whatif import Setting, applied, parse
 from foretell.workload import Workload
+
+if TYPE_CHECKING:
+    from foretell.plan.costs import Costs
+    from foretell.plan.layer_cost import LayerCost
 
 Ids = npt.NDArray[np.int64]
 Place = tuple[int, int]  # stage of the program, chunk

@@ -38,7 +38,7 @@ from foretell.cluster import Cluster, Device
 from foretell.errors import ForetellError, InfeasibleError, InputError, unknown
 from foretell.graph.groups import ranks_of
 from foretell.plan import Plan
-from foretell.plan.check import check
+from foretell.plan.check import branches, check
 from foretell.plan.costs import USABLE, costs, with_cuts
 from foretell.plan.framework import framework_of, resolved, slowdown
 from foretell.plan.layer_cost import Array
@@ -56,7 +56,7 @@ from foretell.search.partition import Partitioner, divisors, meshes, rows_of
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.refine import BEYOND, Evaluator, Found, Guess, descend, share_moves, unsharded
 from foretell.search.schedule.find import searched, solved
-from foretell.search.schedule.model import branches, model
+from foretell.search.schedule.model import model
 from foretell.workload import Workload
 
 # Axis -> fields of a plan that it changes.
@@ -226,8 +226,17 @@ class Joint(Planner):
             if starts:
                 best = descend(starts, search.on, search.tell, kind=_kind, late=search.late)
                 search.take(min([best, *search.ordered(best)], key=Found.key))
-            for planner in search.methods():
-                search.change(search.ask(planner, swept))
+            for planner in search.methods(swept):
+                try:
+                    one = planner.plan(workload, cluster)
+                    one = repredicted(one, workload, cluster)
+                except ForetellError as error:
+                    search.failed[planner.name] = error.message
+                    continue
+                start = search.kept(planner, one)
+                if start:  # what a placement becomes with other kernels
+                    end = descend(start, search.on, search.tell)
+                    search.take_changed(one, start[0], end)
         except KeyboardInterrupt:
             stopped = True
             search.take(search.on.best())
@@ -313,12 +322,14 @@ class _Search:
                 hint="more devices, a smaller batch, or offload=yes",
             )
 
-    def methods(self) -> Iterator[PlacementPlanner | FusionPlanner]:
+    def methods(self, swept: Swept) -> Iterator[PlacementPlanner | FusionPlanner]:
         """The methods of TAG and DisCo, where their axes are free and none was stopped."""
         for axis, planner in (("placement", self._placing()), ("fusion", self._fusing())):
             if any(one.stopped for one in self.best.values()):
                 return
-            if self.within.is_free(axis) and self.within.is_free("sync"):
+            free = self.within.is_free(axis) and self.within.is_free("sync")
+            if free and self._can_gain(planner, swept):
+                self.progress(f"asking {planner.name}", self._least())
                 yield planner
 
     def _placing(self) -> PlacementPlanner:
@@ -558,38 +569,31 @@ class _Search:
         plan = searched(best.plan, self.workload, self.cluster, work=ORDERED)
         return self.on.of([plan]) if plan else []
 
-    def ask(self, planner: PlacementPlanner | FusionPlanner, swept: Swept) -> Planned | None:
-        """What another method finds, unless its kernels alone take longer than what is known."""
+    def _can_gain(self, planner: PlacementPlanner | FusionPlanner, swept: Swept) -> bool:
+        """Whether a method's kernels alone take less than what is known."""
         fuses = isinstance(planner, FusionPlanner)  # it shards and recomputes where that is needed
         bound = FUSED * _data_parallel(swept, 2) if fuses else _data_parallel(swept, 0)
         if self.cluster.size == 1 and not fuses:
-            return None  # there is nowhere else to place anything
+            return False  # there is nowhere else to place anything
         if (fuses or not self.is_mixed) and not bound < self._least():
             self.failed[planner.name] = "no data-parallel step fits that could be shorter"
-            return None
-        self.progress(f"asking {planner.name}", self._least())
-        try:
-            one = repredicted(
-                planner.plan(self.workload, self.cluster), self.workload, self.cluster
-            )
-        except ForetellError as error:
-            self.failed[planner.name] = error.message
-            return None
+            return False
+        return True
+
+    def kept(self, planner: PlacementPlanner | FusionPlanner, one: Planned) -> list[Found]:
+        """Keep what a method found; a placement, simulated, to change one thing at a time."""
         self.looked += one.evaluations
         if self._accepts(one.plan):
             self.best[planner.name] = one
-        return None if fuses or one.stopped else one
-
-    def change(self, one: Planned | None) -> None:
-        """What a placement becomes with other kernels: simulated and kept where it is shorter."""
-        if one is None:
-            return
+        if isinstance(planner, FusionPlanner) or one.stopped:
+            return []
         self.on.budget += min(len(list(self.on.neighbours(one.plan))), 2 * HEAD) + 4
-        start = self.on.of([one.plan])
-        if start:
-            end = descend(start, self.on, self.tell)
-            if end.cost < self._worth(one) and end.plan != start[0].plan:
-                self.take(end, "placement, compiled")
+        return self.on.of([one.plan])
+
+    def take_changed(self, one: Planned, start: Found, end: Found) -> None:
+        """Keep a placement with other kernels where it is shorter."""
+        if end.cost < self._worth(one) and end.plan != start.plan:
+            self.take(end, "placement, compiled")
 
     def answer(self, swept: Swept, bound: float) -> Planned:
         """The shortest step, with what all found and cost."""

@@ -155,65 +155,50 @@ def _share(item: str, ranks: tuple[int, ...]) -> str:
     return f"{ranks[int(rank)]}:{samples}"
 
 
-def best_plan(
-    planner: Planner, model: Model, cluster: Cluster, progress: Progress = silent,
-    *, pool: Pool | None = None, seeds: int = 1,
-) -> Planned:  # fmt: skip
-    """The best plan that a planner finds, from so many seeds."""
-    ranks = in_order(cluster)
-    if ranks != tuple(range(cluster.size)):
-        one = best_plan(planner, model, cluster.subset(ranks), progress, pool=pool, seeds=seeds)
-        return replace(one, plan=renamed(one.plan, ranks, cluster))
+def searcher(
+    planner: Planner, model: Model, pool: Pool | None = None, seeds: int = 1
+) -> Callable[..., Planned]:
+    """What looks for a planner's best plan on a cluster, from so many seeds."""
     pool = pool or Alone()
+    search = _search_of(planner, model)
     if not hasattr(planner, "seed"):
         if seeds > 1:
             raise InputError(f"`{planner.name}` draws nothing: {seeds} seeds find the same")
-        more = {"pool": pool} if pool.size > 1 else {}
-        return _searcher(planner, model)(model, cluster, progress, **more)
+        return partial(search, pool=pool) if pool.size > 1 else search
     if seeds == 1 and pool.size == 1:
-        return _searcher(planner, model)(model, cluster, progress)
-    asked = [_seeded(planner, k) for k in range(seeds)]
-    work = partial(_searched, model=model, cluster=cluster)
-    found = pool.map(work, asked, _telling(progress))
-    return _best(found)
+        return search
+    return partial(_from_seeds, planner, pool, seeds)
 
 
-def with_own(planner: Planner, found: Planned, model: Model, cluster: Cluster) -> Planned:
-    """What a published method found, with what our search of its space finds beside it."""
-    own = planner.own()
-    if own is None or found.stopped:
-        return found
-    return replace(found, own=repredicted(best_plan(own, model, cluster), model, cluster))
-
-
-def _searcher(planner: Planner, model: Model) -> Callable[..., Planned]:
+def _search_of(planner: Any, model: Model) -> Callable[..., Planned]:
     """How the planner takes this model: a captured step itself, or what a workload says of one."""
-    return planner.plan_graph if isinstance(model, Graph) else planner.plan  # type: ignore[attr-defined]
+    found: Callable[..., Planned] = planner.plan_graph if isinstance(model, Graph) else planner.plan
+    return found
 
 
-def _seeded(planner: Any, more: int) -> Any:
-    return replace(planner, seed=planner.seed + more)
-
-
-def _searched(planner: Planner, model: Model, cluster: Cluster) -> Planned:
-    return _searcher(planner, model)(model, cluster, silent)
-
-
-def _telling(progress: Progress) -> Callable[[int, int], None]:
-    return lambda done, all_: progress(f"{done} of {all_} searches", float("nan"))
-
-
-def _best(found: list[Planned]) -> Planned:
+def _from_seeds(
+    planner: Any, pool: Pool, seeds: int, model: Model, cluster: Cluster, progress: Progress
+) -> Planned:
     """The shortest step, of the first seed that has it; what all of them cost."""
+    asked = [replace(planner, seed=planner.seed + k) for k in range(seeds)]
+    work = partial(_searched, model=model, cluster=cluster)
+    found = pool.map(
+        work, asked, lambda done, all_: progress(f"{done} of {all_} searches", float("nan"))
+    )
     at = min(range(len(found)), key=lambda k: found[k].predicted)
     steps = [one.predicted for one in found]
     told = f"best of {len(found)} seeds, {span(min(steps))} to {span(max(steps))}"
+    best: Planned = found[at]
     return replace(
-        found[at],
+        best,
         evaluations=sum(one.evaluations for one in found),
         cpu=sum(one.cpu for one in found),
-        notes=(*found[at].notes, *([told] if len(found) > 1 else [])),
+        notes=(*best.notes, *([told] if len(found) > 1 else [])),
     )
+
+
+def _searched(planner: Planner, model: Model, cluster: Cluster) -> Planned:
+    return _search_of(planner, model)(model, cluster, silent)
 
 
 def priced(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Prediction:

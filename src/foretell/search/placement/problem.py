@@ -42,11 +42,10 @@ from foretell.compiled import B2, F1, F2, F3, F4, I1, I2
 from foretell.cost import collective, kernel
 from foretell.errors import InfeasibleError, InputError, UnmodelledError
 from foretell.plan import Plan
-from foretell.plan.check import Unit, unit_reads, units
+from foretell.plan.check import Unit, branches, unit_reads, units
 from foretell.plan.costs import ROUNDING, USABLE
 from foretell.plan.framework import Running, resolved, running, slowdown
 from foretell.plan.layer_ranges import UnitSeconds, held, unit_seconds
-from foretell.search.schedule.model import branches
 from foretell.workload import Workload
 from foretell.workload.workload import BYTES
 

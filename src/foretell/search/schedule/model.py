@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from foretell.cluster import Cluster
 from foretell.errors import ForetellError, InfeasibleError, InputError, unknown
 from foretell.plan import Plan, check
-from foretell.plan.check import layer_reads
+from foretell.plan.check import branches
 from foretell.plan.layer_cost import Array
 from foretell.plan.stage_placement import (
     Action,
@@ -64,8 +64,6 @@ from foretell.search.schedule.problem import (
 from foretell.search.schedule.schedule import Schedule
 from foretell.workload import Layer, Workload
 
-BESIDE = 0.02  # of a model: branches that do less beside the longest are not told apart
-INTENSITY = 100.0  # flops for a byte: of accelerators, from V100 (125 TFLOP/s, 0.9 TB/s) upwards
 SHAPES = ("v", "m", "nn", "k", "y", "x", "loop", "wave", "tp")
 
 
@@ -263,43 +261,6 @@ def _side_by_side(
         for stage in cut(_cutting(asked, line, mine, taken)):
             out += _stages(asked, stage.ranks, line[stage.first : stage.last])
     return out
-
-
-def branches(workload: Workload) -> tuple[list[int], list[list[int]], list[int]]:
-    """Layers before, in each branch of, and behind the join whose shorter branches do most.
-
-    A branch is what one input of the join needs and no other does; a way around is none, and so are
-    branches whose shorter ones do next to nothing.
-    """
-    reads = layer_reads(workload)
-    needs: list[set[int]] = []
-    for inputs in reads:
-        needs.append(set(inputs).union(*(needs[i] for i in inputs)))
-    work = [_weight(layer, workload) for layer in workload.layers]
-    found, most = list[list[int]](), BESIDE * sum(work)
-    for inputs in reads:
-        every = [needs[i] | {i} for i in inputs]
-        ways = [one - set().union(*(o for o in every if o is not one)) for one in every]
-        some = [sorted(way) for way in ways if way]
-        beside = _beside(some, work)
-        if beside > most:
-            found, most = some, beside
-    inside = {i for way in found for i in way}
-    before = set().union(*(needs[i] for i in inside)) - inside
-    rest = [i for i in range(len(reads)) if i not in before | inside]
-    return sorted(before), found, rest
-
-
-def _weight(layer: Layer, workload: Workload) -> float:
-    """About what a layer takes: its flops, and as many for each byte as a device does meanwhile."""
-    passed = layer.times * float(layer.output_bytes({}, 1.0, workload.dtype))
-    return replace(workload, layers=(layer,)).flops() + INTENSITY * passed
-
-
-def _beside(ways: Sequence[Sequence[int]], work: Sequence[float]) -> float:
-    """What all branches but the longest take."""
-    each = [sum(work[i] for i in way) for way in ways]
-    return sum(each) - max(each, default=0.0)
 
 
 def _work(asked: Asked, way: Sequence[int]) -> float:
