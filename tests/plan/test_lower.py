@@ -335,6 +335,18 @@ def test_eight_bits_pay_where_products_are_large(hidden, pays):
     assert e.compute[1] > e.compute[0] / 2  # the units are twice as fast, no more
 
 
+@pytest.mark.parametrize(("hidden", "gains"), [(512, False), (4096, True)])
+def test_under_autocast_layers_run_in_eight_bits_where_that_is_faster(hidden, gains):
+    hopper = load_cluster("dgx-h100:nodes=1")
+    model = load_workload(f"gpt:layers=4,hidden={hidden},heads=16,seq=2048,vocab=8192,dtype=bf16")
+    plan = Plan(dp=8, global_batch=64, micro_batch=8, framework="ddp")
+    found = estimate([plan.but(dtype=word) for word in ("bf16", "fp8")], model, hopper)
+    if gains:
+        assert 0.5 < found.compute[1] / found.compute[0] < 0.95
+    else:
+        assert found.compute[1] == found.compute[0]
+
+
 def test_eight_bits_gain_what_was_measured():
     """Llama 3.1 8B under FSDP on 8 H100: 6667 and 8532 tokens a second and device in bf16 and with
     float8 (torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, table 1)."""

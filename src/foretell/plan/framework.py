@@ -16,6 +16,7 @@ bf16-mixed      autocast over fp32 parameters: weights are cast before use (fp16
 bf16-master     bf16 parameters and compute, fp32 master weights and gradient reduction
 fp16-master     the same in fp16 with fp16 gradients, as DeepSpeed's fp16 engine
 fp8, nvfp4      bf16-master whose matmuls run in eight or four bits
+fp8-mixed       bf16-mixed whose linear layers run in eight bits where that is faster, casts counted
 
 What a step takes in the field: where no whole steps say so, all prices of a step are a little
 longer (`slowdown`). It is one number for a framework on some devices, so that the order of its
@@ -75,6 +76,7 @@ PRECISIONS = {
     "bf16-master": Precision("bf16", 2.0, 4.0, master=4.0),
     "fp16-master": Precision("fp16", 2.0, 2.0, master=4.0),
     "fp8": Precision("fp8", 2.0, 4.0, master=4.0),
+    "fp8-mixed": Precision("fp8", 4.0, 4.0, casts=True),
     "nvfp4": Precision("fp4", 2.0, 4.0, master=4.0),
     "fp64": Precision("fp64", 8.0, 8.0, moment=8.0),
 }
@@ -397,6 +399,8 @@ def _running(
         flags.add("fp32-loss")
     if formats.compute in ("fp8", "fp4"):
         flags.add("fp8")
+        if formats.casts:
+            flags.add("fp8-where-faster")
         if not profile.casts_weights:
             flags.add("fp8-weights")
         if profile.fp8_gather and formats.compute == "fp8":

@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from foretell import portable
 from foretell.cluster import Cluster, Device, Level
-from foretell.cost import collective, kernel, limits
+from foretell.cost import collective, eight_bits, kernel, limits
 from foretell.cost.limits import passes
 from foretell.plan.check import micro_batches
 from foretell.plan.framework import Running, running
@@ -45,8 +45,8 @@ from foretell.plan.order import last_stage
 from foretell.plan.plan import Plan, levels, stride
 from foretell.plan.plan import blocks_of as blocks_of
 from foretell.workload import Exchange, Layer, Op, Workload
-from foretell.workload.kernels import Call, calls
-from foretell.workload.workload import BYTES, KEPT, Tensor, holds
+from foretell.workload.kernels import Call, Calls, calls, in_bf16
+from foretell.workload.workload import BYTES, KEPT, Sizes, Tensor, holds
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
@@ -396,7 +396,7 @@ def layer_costs(
             wanted = [
                 Wanted(at, phase, in_format(call, run, kind))
                 for at, layer in enumerate(workload.layers)
-                for phase, call in _wanted(layer, run, some)
+                for phase, call in _wanted(layer, run, some, kind)
             ]
             seconds = [np.zeros(len(some))] * len(wanted)
             for asked in _questions([one.call for one in wanted], run.formats.compute, len(some)):
@@ -553,7 +553,7 @@ def power_kind(call: Call) -> str:
     return "flash2" if "flash2" in call.shape else "attention"
 
 
-def _wanted(layer: Layer, run: Running, cells: Layouts) -> list[tuple[int, Call]]:
+def _wanted(layer: Layer, run: Running, cells: Layouts, device: Device) -> list[tuple[int, Call]]:
     """Every kernel of a layer with the phase it runs in."""
     degrees, batch = cells.degrees(), cells.column("micro_batch")
     found: list[tuple[int, Call]] = []
@@ -562,7 +562,7 @@ def _wanted(layer: Layer, run: Running, cells: Layouts) -> list[tuple[int, Call]
         if isinstance(op, Exchange) or not holds(op.when, run.flags):
             continue
         op = run.op(op)
-        forward, backward = calls(op, op.sizes(degrees, batch), run.flags)
+        forward, backward = _calls(op, op.sizes(degrees, batch), run, device)
         if run.replays(op, layer.is_block):
             forward, backward = _replayed(forward), _replayed(backward)
         found += [(FORWARD, _longer(call, run)) for call in forward]
@@ -571,6 +571,28 @@ def _wanted(layer: Layer, run: Running, cells: Layouts) -> list[tuple[int, Call]
             found += [(WHOLE, _longer(call, run)) for call in forward]
             found += [(CORE, _longer(call, run)) for call in _rerun(op, forward, run)]
     return found
+
+
+def _calls(op: Op, sizes: Sizes, run: Running, device: Device) -> Calls:
+    """The kernels of an op; of a linear layer that may run in fp8, those that are faster."""
+    if "fp8-where-faster" not in run.flags:
+        return calls(op, sizes, run.flags)
+    wide = in_bf16(calls(op, sizes, run.flags - {"fp8"}))
+    if op.kind != "matmul" or not op.weights:
+        return wide
+    rows = sizes["batch"] * sizes.get("tokens", 1.0)
+    gains = eight_bits.saved(device, rows, sizes["in"], sizes["out"]) > 0
+    narrow = calls(op, sizes, run.flags)
+    forward, back = (
+        [_share(call, gains) for call in some] + [_share(call, ~gains) for call in others]
+        for some, others in zip(narrow, wide, strict=True)
+    )
+    return forward, back
+
+
+def _share(call: Call, rows: npt.NDArray[np.bool_]) -> Call:
+    """The call in some of the layouts."""
+    return call._replace(times=np.asarray(call.times * rows, float))
 
 
 def _replayed(some: list[Call]) -> list[Call]:

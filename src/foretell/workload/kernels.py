@@ -22,7 +22,8 @@ arrays, one entry a layout. `RULES` has one function a kind:
 
 Flags of the framework that matter here: `flash`, `fused`, `compiled`, `nhwc` (channels last), `amp`
 (weights kept in fp32 and cast where they are used; norms in fp32), `eager` (PyTorch's operators),
-`fp8` (matmuls of weights in eight bits), `fp8-weights` (weights kept in them), `fp8-gather`
+`fp8` (matmuls of weights in eight bits), `fp8-where-faster` (logits too: each layer is chosen by
+what it gains), `fp8-weights` (weights kept in them), `fp8-gather`
 (shards cast before they are gathered), `written-out` (attention operator by operator),
 `one-by-one` (a launch for each expert), `sent-once` (a word is sent once to a rank, not once to
 each of its experts), `fp32-loss` (logits are cast to fp32 before the loss),
@@ -61,6 +62,7 @@ class Call(NamedTuple):
 
 
 Calls = tuple[list[Call], list[Call]]  # forward, backward
+_NARROW = ("gemm", "conv", "conv_dgrad", "conv_wgrad")  # what narrow formats speed up
 
 
 def calls(op: Op, sizes: Sizes, flags: frozenset[str] = frozenset()) -> Calls:
@@ -95,15 +97,17 @@ def _quantised(op: Op, sizes: Sizes, found: Calls, flags: frozenset[str]) -> Cal
     rank casts its shard before it is gathered (flag `fp8-gather`).
     """
     forward, back = found
-    if op.kind not in ("matmul", "experts") or not op.weights or op.options.get("vocabulary"):
-        return [_halved(c) for c in forward], [_halved(c) for c in back]
+    is_logits = op.options.get("vocabulary") and "fp8-where-faster" not in flags
+    if op.kind not in ("matmul", "experts") or not op.weights or is_logits:
+        return in_bf16(found)
     rows = sizes["batch"] * sizes.get("tokens", 1.0)
     matrix = sizes["in"] * sizes["out"] * sizes.get("experts", 1.0)
     each = _one_by_one(sizes, flags) if op.kind == "experts" else 0.0
-    given = [_cast(rows * sizes["in"], each)]
+    issue = "compiled_cast" if "fp8-where-faster" in flags else ""
+    given = [_cast(rows * sizes["in"], each, issue)]
     if not flags & {"fp8-weights", "fp8-gather"}:
-        given.append(_cast(matrix))
-    return [*given, *forward], [_cast(rows * sizes["out"], each), *back]
+        given.append(_cast(matrix, 0.0, issue))
+    return [*given, *forward], [_cast(rows * sizes["out"], each, issue), *back]
 
 
 def _one_by_one(sizes: Sizes, flags: frozenset[str]) -> Number:
@@ -111,13 +115,19 @@ def _one_by_one(sizes: Sizes, flags: frozenset[str]) -> Number:
     return sizes["experts"] - 1.0 if "one-by-one" in flags else 0.0
 
 
-def _cast(n: Number, launches: Number = 0.0) -> Call:
+def _cast(n: Number, launches: Number, issue: str) -> Call:
     """Two kernels that move six bytes a number; a framework may take longer."""
-    return Call("cast", {"n": n}, "bf16", bytes=3.0 * n, times=2.0, launches=launches)
+    return Call("cast", {"n": n}, "bf16", bytes=3.0 * n, times=2.0, launches=launches, issue=issue)
+
+
+def in_bf16(found: Calls) -> Calls:
+    """The kernels of an op that is not brought to eight bits, where others are."""
+    forward, back = ([_halved(call) for call in some] for some in found)
+    return forward, back
 
 
 def _halved(call: Call) -> Call:
-    return call._replace(dtype="bf16") if call.op == "gemm" and not call.dtype else call
+    return call._replace(dtype="bf16") if call.op in _NARROW and not call.dtype else call
 
 
 def _with_casts(op: Op, sizes: Sizes, found: Calls) -> Calls:

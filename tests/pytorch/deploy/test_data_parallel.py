@@ -127,6 +127,37 @@ def unused():
     return same, ours.never.weight.grad is None
 
 
+def unused_shards():
+    """Gradients of sharded parameters that some ranks used, and that no rank did."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from foretell.pytorch.deploy.shard import Usage, local, shard
+
+    x, y = map(part, BATCHES[0])
+    ours, theirs = Sometimes(), Sometimes()
+    shard(ours, init_device_mesh("cpu", (2,)))
+    usage = Usage([ours], dist.group.WORLD)
+    wrapped = nn.parallel.DistributedDataParallel(theirs, find_unused_parameters=True)
+    found = []
+    for _ in range(2):
+        for model in (ours, wrapped):
+            model.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+        usage.finish()
+        pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+        found += [
+            a.grad is None
+            if b.grad is None
+            else torch.allclose(local(a.grad), b.grad.chunk(2)[dist.get_rank()])
+            for a, b in pairs
+        ]
+    return found
+
+
+def test_sharded_parameters_that_no_rank_used_keep_no_gradient():
+    assert on_ranks(2, unused_shards) == [[True] * 12] * 2
+
+
 def test_unused_parameters_as_in_ddp():
     assert on_ranks(2, unused) == [(True, True)] * 2
 

@@ -7,7 +7,9 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
+from foretell.cluster.read import load
 from foretell.errors import InputError
+from foretell.pytorch.deploy import precision
 from foretell.pytorch.deploy.precision import require_fp8, require_layers, use_fp8
 
 E4M3, E5M2 = 2**-4, 2**-3  # half of the last digit
@@ -37,6 +39,21 @@ def test_layers_of_other_sizes_stay_as_they_are():
     assert ["forward" in vars(m) for m in model] == [False, True]
     with pytest.raises(InputError, match="multiples of 16"):
         require_layers(model[0])
+
+
+def test_layers_that_gain_nothing_by_fp8_compute_as_they_did():
+    h200 = load("h200:gpus=1").devices[0]
+    wide, short = nn.Linear(8192, 8192, device="meta"), nn.Linear(768, 768)
+    assert precision._Forward(wide, h200)._is_faster(16384)
+    assert not precision._Forward(short, h200)._is_faster(64)
+    x = torch.randn(64, 768)
+    assert torch.equal(precision._Forward(short, h200)(x), short(x))
+    model = nn.Sequential(short, nn.Linear(32, 32))
+    assert precision.fp8_notes(model) == []
+    model[0].forward = precision._Forward(short, h200)
+    model[0](x)
+    (note,) = precision.fp8_notes(model)
+    assert note.startswith("0 of 1 linear layers run in fp8")
 
 
 def test_a_run_in_fp8_needs_a_device_that_has_it():

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -145,6 +146,66 @@ def test_a_rank_by_itself_takes_a_step_and_leaves_the_model_as_it_was(device):
         assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
+class Working(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, there, back):
+        ctx.back = back
+        work(there)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, g):
+        work(ctx.back)
+        return g, g.sum(0), None, None
+
+
+class Slow(nn.Module):
+    """A layer that works for some core seconds in its forward and others in its backward."""
+
+    def __init__(self, there, back):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.there, self.back = there, back
+
+    def forward(self, x):
+        return Working.apply(x, self.weight, self.there, self.back)
+
+
+def work(seconds):
+    start = time.thread_time()
+    while time.thread_time() < start + seconds:
+        pass
+
+
+def test_a_pass_is_shared_out_over_units_and_children_forward_and_backward():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        model = nn.Sequential(Slow(0.004, 0.002), nn.Tanh(), Slow(0.001, 0.013))
+        batch = (torch.randn(16, 8), torch.randn(16, 8))
+        alone = LocalPass(model, batch, None, lambda held: torch.optim.Adam(held.parameters()))
+        found = alone.taken(16)
+    finally:
+        torch.set_num_threads(threads)
+    for rows in (found.units[1:], (found.parts[0], found.parts[2])):
+        shares = [share for part in rows for share in part[:2]]
+        assert shares == pytest.approx([0.2, 0.1, 0.05, 0.65], abs=0.06)
+        assert [part.width for part in rows] == [8, 8]
+    assert found.again() == pytest.approx(0.02, rel=0.25)
+    assert found.compute == pytest.approx(0.02, rel=0.25)
+
+
+def test_passes_leave_the_values_that_they_were_begun_with():
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    batch = [torch.randn(16, 8), torch.randint(0, 4, (16,))]
+    before = model.weight.clone()
+    passes = op_times._Passes(model, batch, nn.functional.cross_entropy, optimizer, 2)
+    for _ in range(3):
+        assert min(passes.take()) > 0
+    assert torch.equal(before, model.weight)
+
+
 def test_a_model_that_cannot_be_taken_alone_is_left_to_the_prices_of_its_ops():
     class Broken(nn.Linear):
         def forward(self, x):
@@ -255,7 +316,7 @@ def test_a_stand_in_has_the_tensors_of_the_model_in_its_units_and_stages():
     assert [b.dtype for b in whole.buffers()] == [b.dtype for b in model.buffers()]
     held = [units.size_of(unit) for unit in units.units(model).values()]
     assert [units.size_of(unit) for unit in units.units(whole).values()] == held
-    assert sum(unit.act.core for unit in whole.units) == pytest.approx(1e-3 / 8)
+    assert sum(sum(unit.act.core) for unit in whole.units) == pytest.approx(1e-3 / 8)
     chunks = Plan(pp=2, chunks=2, schedule="interleaved", micro_batch=1)
     staged = dry_run._proxy(role(model), chunks)
     assert len(staged) == 4
@@ -264,11 +325,12 @@ def test_a_stand_in_has_the_tensors_of_the_model_in_its_units_and_stages():
 
 def test_the_stages_of_a_line_are_cut_as_it_is_and_work_as_its_children_do():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4), nn.Linear(4, 2))
-    parts = [op_times.Part(share, wide) for share, wide in ((0.5, 8), (0.1, 8), (0.3, 4), (0.1, 2))]
+    shares = ((0.2, 0.3, 8), (0.05, 0.05, 8), (0.1, 0.2, 4), (0.05, 0.05, 2))
+    parts = [op_times.Part(*row) for row in shares]
     plan = Plan(pp=2, micro_batch=2, layers=(3, 1))
     first, last = dry_run._proxy(role(model, parts=parts), plan)
-    assert first.act.core == pytest.approx(0.9e-3 / 8)
-    assert (first.act.width, last.act.width) == (4, 2)
+    assert first.act.core == pytest.approx((0.35e-3 / 8, 0.55e-3 / 8, 4))
+    assert last.act.core == pytest.approx((0.05e-3 / 8, 0.05e-3 / 8, 2))
     assert [tuple(p.shape) for p in last.held] == [(2, 4), (2,)]
     x = torch.zeros(2, 1)
     last(first(x)).sum().backward()

@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -32,9 +32,9 @@ from foretell.pytorch.deploy.shard import quiet
 from foretell.pytorch.deploy.units import even_ends, size_of, stage_ends, units
 
 Tensor = Any
-_WARM, _LEAST, _MOST = 3, 8, 60  # steps
+_WARM, _FEW, _LEAST, _MOST = 3, 4, 8, 60  # steps
 _WHILE = 2.0  # seconds of steps, beyond the least
-_BACK = 2.0  # core seconds of a backward over those of its forward
+_BACK = 2.0  # gradients of a matmul, which it is without a pass of a rank alone to tell
 _SIDES = (256, 32)  # of the matmuls that stand for ops: many threads share the larger
 # what a proxy model has no ops or layers for
 _WITHOUT: dict[str, Any] = {
@@ -66,8 +66,10 @@ class Role:
     optimizer: Callable[[Any], Any]
     samples: int  # of a step on one data-parallel rank
     core: float  # core seconds of a forward and backward of all of them
+    again: Callable[[], float] | None = None  # takes these once more
     active: float = 1.0  # threads that were busy meanwhile
     parts: Sequence[Part] = ()  # of an nn.Sequential, in order: what each of its children does
+    units: Sequence[Part] = ()  # what is done before the first unit, and in each
     in_buckets: bool = False  # whether these put gradients where they leave from
     is_synced: bool = False  # whether batch norms use the statistics of all ranks
     between: Callable[[], Any] | None = None  # what a rank does between two steps
@@ -94,8 +96,7 @@ def dry_run(role: Role, plan: Plan) -> DryRun | None:
 
     if not can_dry_run(plan) or not _agreed(fits(role.model, dist.get_world_size())):
         return None
-    role = replace(role, core=max(role.core - _bare(role, plan), 0.0))
-    proxy = _proxy(role, plan)
+    proxy = _proxy(_as_long(role, plan), plan)
     update = role.optimizer(proxy)
     if update is None:
         return None
@@ -126,28 +127,43 @@ def dry_run(role: Role, plan: Plan) -> DryRun | None:
     return DryRun(float(took.median()), unsure, float(found[-1]))
 
 
-def _bare(role: Role, plan: Plan) -> float:
-    """Core seconds of a forward and backward of the proxy without work, on one rank alone."""
-    idle = replace(role, core=0.0, parts=[part._replace(share=0.0) for part in role.parts])
-    model, many, clock, found = (
-        _proxy(idle, plan),
-        _micro_batches(plan, role.samples),
-        timed.clock(),
-        [],
-    )
+def _as_long(role: Role, plan: Plan) -> Role:
+    """The role with as much work that the proxy takes as long on a rank alone as the model.
+
+    What it does besides counts, and work of so many core seconds that takes more of them there.
+    Both are taken in turn, the model once more where it can be: the machine changes meanwhile.
+    """
+    takes = [
+        role.again or (lambda: role.core),
+        *(_alone(replace(role, core=core), plan) for core in (0.0, role.core)),
+    ]
+    rows, begun = list[list[float]](), time.perf_counter()
+    while len(rows) < _FEW or (len(rows) < _LEAST and time.perf_counter() - begun < _WHILE):
+        rows.append([take() for take in takes])
+    core, bare, whole = (statistics.median(column) for column in zip(*rows[1:], strict=True))
+    if whole <= bare:
+        return role
+    return replace(role, core=role.core * max(core - bare, 0.0) / (whole - bare))
+
+
+def _alone(role: Role, plan: Plan) -> Callable[[], float]:
+    """A forward and backward of the proxy on one rank alone; its core seconds each time."""
+    model, many, clock = _proxy(role, plan), _micro_batches(plan, role.samples), timed.clock()
     for unit in model.modules():
         if isinstance(unit, _Unit):
             unit.act.norms = ()
     if role.in_buckets:
         put_in_buckets(model)
     x = torch.zeros(role.samples, 1)
-    for _ in range(_WARM + _LEAST):
+
+    def take() -> float:
         model.zero_grad()
         start = clock()
         for one in x.chunk(many):
             _total(model(one), one).backward()
-        found.append(clock() - start)
-    return statistics.median(found[_WARM:])
+        return clock() - start
+
+    return take
 
 
 def _agreed(here: bool) -> bool:
@@ -186,9 +202,8 @@ class _Act:
     """What a unit does in place of its ops."""
 
     work: Work
-    core: float  # core seconds a sample, there and back
+    core: Part  # core seconds a sample, and numbers of its output: those of its input where 0
     norms: Sequence[int] = ()  # channels of batch norms that use the statistics of all ranks
-    width: int = 0  # numbers a sample of its output; those of its input where 0
     group: Any = None
 
     def there(self, samples: int) -> None:
@@ -196,11 +211,11 @@ class _Act:
         for channels in self.norms:
             for size in (channels + 1, channels):
                 dist.all_reduce(torch.zeros(size), group=self.group)
-        self.work(self.core * samples / (1 + _BACK))
+        self.work(self.core.there * samples)
 
     def back(self, samples: int) -> None:
         """Work as a backward does, and send the gradients of these."""
-        self.work(self.core * samples * _BACK / (1 + _BACK))
+        self.work(self.core.back * samples)
         for channels in self.norms:
             for size in (channels, channels + 1):
                 dist.all_reduce(torch.zeros(size), group=self.group)
@@ -214,7 +229,7 @@ class _Touch(torch.autograd.Function):  # type: ignore[misc]
         ctx.save_for_backward(*parameters)
         ctx.act, ctx.shape = act, x.shape
         act.there(len(x))
-        return x.new_zeros(len(x), act.width) if act.width else x.clone()
+        return x.new_zeros(len(x), act.core.width) if act.core.width else x.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -271,13 +286,27 @@ def _proxy(role: Role, plan: Plan) -> Any:
     for some in counts:
         for channels in some:
             others.remove(channels)
-    whole = max(sum(map(size_of, found.values())), 1)
+    first, *shares = role.units or (_both(0.0),)
+    if len(shares) != len(found):
+        whole = max(sum(map(size_of, found.values())), 1)
+        first = _both(0.0 if found else 1.0)
+        shares = [_both(size_of(unit) / whole) for unit in found.values()]
     row = [
-        _Unit(_Act(work, each * size_of(unit) / whole, norms), list(unit.parameters()))
-        for unit, norms in zip(found.values(), counts, strict=True)
+        _Unit(_Act(work, _times(part, each)._replace(width=0), norms), list(unit.parameters()))
+        for unit, part, norms in zip(found.values(), shares, counts, strict=True)
     ]
-    alone = 0.0 if found else each
-    return _Whole(row, _Unit(_Act(work, alone, others), rest, role.buffers()))
+    before = _Act(work, _times(first, each)._replace(width=0), others)
+    return _Whole(row, _Unit(before, rest, role.buffers()))
+
+
+def _both(share: float) -> Part:
+    """A share of a pass whose backward takes as matmuls do."""
+    return Part(share / (1 + _BACK), share * _BACK / (1 + _BACK))
+
+
+def _times(part: Part, seconds: float) -> Part:
+    """Core seconds of a part of a pass of so many."""
+    return Part(part.there * seconds, part.back * seconds, part.width)
 
 
 def _stages(role: Role, plan: Plan, work: Work) -> list[_Unit]:
@@ -292,12 +321,7 @@ def _stages(role: Role, plan: Plan, work: Work) -> list[_Unit]:
         spans = [slice(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
         return [
             _Unit(
-                _Act(
-                    work,
-                    each * sum(part.share for part in role.parts[span]),
-                    role.norms(model[span]),
-                    role.parts[span.stop - 1].width,
-                ),
+                _Act(work, _times(_joined(role.parts[span]), each), role.norms(model[span])),
                 list(model[span].parameters()),
                 () if span.start else buffers,
             )
@@ -308,12 +332,16 @@ def _stages(role: Role, plan: Plan, work: Work) -> list[_Unit]:
     whole = sum(p.numel() for p in every)
     return [
         _Unit(
-            _Act(work, each * sum(p.numel() for p in every[a:b]) / whole),
+            _Act(work, _times(_both(sum(p.numel() for p in every[a:b]) / whole), each)),
             every[a:b],
             () if a else buffers,
         )
         for a, b in zip([0, *ends[:-1]], ends, strict=True)
     ]
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    return reduce(lambda before, part: part.joined(before), parts)
 
 
 def _micro_batches(plan: Plan, samples: int) -> int:

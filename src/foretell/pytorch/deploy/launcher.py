@@ -58,6 +58,9 @@ _CLOSED = re.compile(r"Sending process (\d+) closing signal")
 # glibc gives large blocks back to the system and maps them again for the next op: on a CPU that
 # doubles what an optimizer's step takes, or does not, by where the blocks lie
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
+# libgomp's threads spin for 300 000 pauses when a parallel region has ended, ten ms and more, on
+# cores that the ranks' messages want; a thousand are longer than from one op to the next
+_SPIN_SHORTLY = {"GOMP_SPINCOUNT": "1000"}
 
 
 class RankFailure(InputError):
@@ -314,7 +317,7 @@ def torchrun(
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={"OMP_NUM_THREADS": threads, **_KEEP_MEMORY, **os.environ, **own},
+            env={"OMP_NUM_THREADS": threads, **_KEEP_MEMORY, **_SPIN_SHORTLY, **os.environ, **own},
             start_new_session=True,  # Ctrl-C reaches us alone, and we end the ranks in order
         )
 

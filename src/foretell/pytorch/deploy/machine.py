@@ -78,6 +78,7 @@ class Machine:
     launch: float = 0.0  # seconds that autograd and the dispatcher add to an op; 0: not timed
     seconds: Mapping[TimedOp, float] = field(default_factory=dict)
     learned: Mapping[str, Learned] = field(default_factory=dict)
+    pace: Mapping[str, float] = field(default_factory=dict)  # of the host, by GPU and format
 
     def factor(self, name: str) -> float:
         """How many times as long as priced something takes here."""
@@ -88,6 +89,10 @@ class Machine:
         """The machine with more ops timed."""
         whole = dict(self.seconds) | dict(seconds)
         return replace(self, seconds=dict(list(whole.items())[-_KEPT:]), launch=launch)
+
+    def with_pace(self, name: str, pace: float) -> Machine:
+        """The machine with the pace of its host in one more case (→ host_pace)."""
+        return replace(self, pace=dict(self.pace) | {name: pace})
 
     def with_run(
         self, ratios: Mapping[str, float], shares: Mapping[str, float] | None = None
@@ -114,6 +119,7 @@ def load_machine(this: Mapping[str, Any], ranks: int, threads: int) -> Machine:
             {TimedOp(op, dtype, tuple((str(k), float(v)) for k, v in shape)): float(seconds)
              for op, dtype, shape, seconds in found["ops"]},
             {n: Learned(float(t), float(w), int(k)) for n, (t, w, k) in found["learned"].items()},
+            {n: float(pace) for n, pace in found.get("pace", {}).items()},
         )  # fmt: skip
     except (TypeError, KeyError, ValueError):  # none, or none of ours
         return Machine(path, facts)
@@ -128,6 +134,7 @@ def save_machine(machine: Machine) -> None:
             "launch": machine.launch,
             "ops": [[*op, seconds] for op, seconds in machine.seconds.items()],
             "learned": {n: [one.total, one.weight, one.runs] for n, one in machine.learned.items()},
+            "pace": dict(machine.pace),
         },
     )
 

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from foretell.plan.framework import Running
 from foretell.pytorch import timed
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.batch_norm import synchronize_norms
+from foretell.pytorch.deploy.units import units
 from foretell.pytorch.script import default_loss
 from foretell.workload import Workload
 from foretell.workload.kernels import calls
@@ -207,10 +209,15 @@ def fits(model: Any, ranks: int) -> bool:
 
 
 class Part(NamedTuple):
-    """One child of an nn.Sequential."""
+    """A part of a pass: from the beginning of one of some modules to that of the next."""
 
-    share: float  # of the forward's core seconds
-    width: int  # numbers a sample of its output
+    there: float  # shares of the core seconds of a forward and backward
+    back: float
+    width: int = 0  # numbers a sample of its output
+
+    def joined(self, other: Part) -> Part:
+        """Both together, with the output of this one."""
+        return Part(self.there + other.there, self.back + other.back, self.width)
 
 
 @dataclass(frozen=True)
@@ -219,8 +226,10 @@ class Taken:
 
     compute: float  # forward and backward
     update: float
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Part, ...] = ()  # of the children of an nn.Sequential
+    units: tuple[Part, ...] = ()  # of what comes before the first unit, and of all units
     active: float = 1.0  # threads that were busy
+    again: Callable[[], float] | None = None  # takes what an update is of once more
 
 
 @dataclass(frozen=True)
@@ -251,46 +260,118 @@ class LocalPass:
             return None
 
     def _taken(self, model: Any, batch: list[Tensor], times: int) -> Taken:
-        optimizer, loss = self.optimizer(model), self.loss or default_loss
-        *inputs, target = batch
-
-        def both() -> None:
-            loss(model(*inputs), target).backward()
-
+        passes = _Passes(model, batch, self.loss or default_loss, self.optimizer(model), times)
         rows: list[tuple[float, float]] = []
-        begun, spent, clock = time.perf_counter(), time.process_time(), timed.clock()
+        begun, spent = time.perf_counter(), time.process_time()
         while len(rows) < _WARM + _LEAST or (
             len(rows) < _MOST and time.perf_counter() - begun < _WHILE
         ):
-            optimizer.zero_grad()
-            start = clock()
-            for _ in range(times):
-                both()
-            middle = clock()
-            optimizer.step()
-            rows.append(((middle - start) / times, clock() - middle))
-        passes, updates = zip(*rows[_WARM:], strict=True)
+            rows.append(passes.take())
         active = (time.process_time() - spent) / (time.perf_counter() - begun)
-        parts = _parts(model, inputs) if isinstance(model, nn.Sequential) else ()
-        return Taken(statistics.median(passes), statistics.median(updates), parts, active)
+        both, update = (statistics.median(column) for column in zip(*rows[_WARM:], strict=True))
+        first, *parts = _parts(_children(model), passes.forward)
+        parts = [parts[0].joined(first), *parts[1:]] if parts else []
+        inner = [unit for unit in units(model).values() if unit is not model]
+        found = _parts(inner, passes.forward)
+        return Taken(both / times, update, tuple(parts), found, active, lambda: passes.take()[0])
 
 
-def _parts(model: Any, inputs: Sequence[Tensor]) -> tuple[Part, ...]:
-    """What the children of an nn.Sequential do, each the shortest of a few forwards."""
-    clock, rows, widths = timed.clock(), list[list[float]](), list[int]()
-    with torch.no_grad():
-        for _ in range(_LEAST):
-            (x,), row, widths = inputs, [], []
-            for child in model:
-                start = clock()
-                x = child(x)
-                row.append(clock() - start)
-                is_tensor = isinstance(x, torch.Tensor) and x.dim() > 0
-                widths.append(x.numel() // len(x) if is_tensor else 1)
-            rows.append(row)
-    least = [min(column) for column in zip(*rows, strict=True)]
-    whole = sum(least) or 1.0
-    return tuple(Part(took / whole, wide) for took, wide in zip(least, widths, strict=True))
+class _Passes:
+    """A model that is taken forward and back and updated on one rank, and keeps its values.
+
+    A batch that is taken again and again would be learnt by heart: gradients would become denormal
+    numbers, which take a hundred times as long.
+    """
+
+    def __init__(
+        self, model: Any, batch: list[Tensor], loss: Callable[..., Any], optimizer: Any, times: int
+    ) -> None:
+        self.model, self.loss, self.optimizer, self.times = model, loss, optimizer, times
+        *self.inputs, self.target = batch
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0 * group.get("lr", 0.0)
+        self.clock = timed.clock()
+
+    def forward(self) -> Callable[[], object]:
+        """Go forward; the backward of it."""
+        backward: Callable[[], object] = self.loss(self.model(*self.inputs), self.target).backward
+        return backward
+
+    def take(self) -> tuple[float, float]:
+        """Core seconds of the forwards and backwards of a step, and of its update."""
+        self.optimizer.zero_grad()
+        start = self.clock()
+        for _ in range(self.times):
+            self.forward()()
+        middle = self.clock()
+        self.optimizer.step()
+        return middle - start, self.clock() - middle
+
+
+def _children(model: Any) -> list[Any]:
+    return list(model) if isinstance(model, nn.Sequential) else []
+
+
+class _Marks:
+    """When modules begin in a forward, and when gradients of their inputs are there."""
+
+    def __init__(self, modules: Sequence[Any]) -> None:
+        self.clock = timed.clock()
+        self.there: list[tuple[int, float]] = []
+        self.back: list[tuple[int, float]] = []
+        self.widths = [0] * len(modules)
+        self.hooks = [
+            hook
+            for k, one in enumerate(modules)
+            for hook in (
+                one.register_forward_pre_hook(partial(self._begins, k)),
+                one.register_forward_hook(partial(self._ends, k)),
+            )
+        ]
+
+    def _begins(self, k: int, _: Any, inputs: tuple[Any, ...]) -> None:
+        self.there.append((k, self.clock()))
+        for x in inputs:
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                x.register_hook(lambda _, k=k: self.back.append((k, self.clock())))
+
+    def _ends(self, k: int, _: Any, __: Any, output: Any) -> None:
+        is_tensor = isinstance(output, torch.Tensor) and output.dim() > 0
+        self.widths[k] = output.numel() // max(len(output), 1) if is_tensor else 1
+
+    def take(self, step: Callable[[], Callable[[], object]]) -> Any:
+        """Seconds of a forward and of its backward, before the first module and of each."""
+        self.there, self.back = [], []
+        found = np.zeros((2, len(self.widths) + 1))
+        at, last = self.clock(), -1
+        backward = step()
+        middle = self.clock()
+        for k, begun in [*self.there, (-1, middle)]:
+            found[0, last + 1] += begun - at
+            at, last = begun, k
+        backward()
+        at = middle
+        for k, done in self.back:
+            found[1, k + 1] += done - at
+            at = done
+        first = self.there[0][0] if self.there else -1
+        found[1, first + 1] += self.clock() - at  # whose input has no gradient
+        return found
+
+
+def _parts(modules: Sequence[Any], step: Callable[[], Callable[[], object]]) -> tuple[Part, ...]:
+    """What a pass is spent on before the first of some modules and in each."""
+    marks = _Marks(modules)
+    try:
+        rows = [marks.take(step) for _ in range(_LEAST)]
+    finally:
+        for hook in marks.hooks:
+            hook.remove()
+    there, back = np.median(rows, axis=0) / max(np.median(rows, axis=0).sum(), 1e-12)
+    return tuple(
+        Part(float(a), float(b), wide)
+        for a, b, wide in zip(there, back, (0, *marks.widths), strict=True)
+    )
 
 
 def put_in_buckets(model: Any) -> None:

@@ -31,6 +31,7 @@ from foretell.predict import predict
 from foretell.predict.predict import EIGHTY_PERCENT
 from foretell.pytorch import timed
 from foretell.pytorch.capture import capture
+from foretell.pytorch.deploy import host_pace
 from foretell.pytorch.deploy.batch_norm import norms
 from foretell.pytorch.deploy.deferred import with_memory
 from foretell.pytorch.deploy.dry_run import DryRun, Role, dry_run
@@ -54,6 +55,7 @@ from foretell.pytorch.deploy.op_times import (
     priced_ops,
     shown_as,
 )
+from foretell.pytorch.deploy.precision import precision_of
 from foretell.pytorch.ranks.links import line, this_machine
 from foretell.pytorch.ranks.machine import cluster_text
 from foretell.pytorch.ranks.pin import allowed
@@ -122,8 +124,9 @@ class Predictor:
     def prepare(self) -> None:
         """Capture the step of the model that is not split yet, and time its ops."""
         box: list[Any] = [None]
+        pace = self._host_pace() if self.step.device != "cpu" else 1.0
         if dist.get_rank() == 0:
-            box[0] = self._on_gpus() if self.step.device != "cpu" else self._asked()
+            box[0] = self._on_gpus(pace) if self.step.device != "cpu" else self._asked()
         dist.broadcast_object_list(box, src=0)
         if isinstance(box[0], dict):
             self.known = box[0]
@@ -182,8 +185,15 @@ class Predictor:
         )
         if self.taken is None:
             return role
-        active, parts = self.taken.active, self.taken.parts
-        return replace(role, active=active, parts=parts, in_buckets=self._has_buckets)
+        taken, self.taken = self.taken, replace(self.taken, again=None)  # which holds a copy
+        return replace(
+            role,
+            again=taken.again,
+            active=taken.active,
+            parts=taken.parts,
+            units=taken.units,
+            in_buckets=self._has_buckets,
+        )
 
     @property
     def _syncs(self) -> bool:
@@ -276,8 +286,28 @@ class Predictor:
         cluster = self._as_timed()
         return float(predict(self.plan, self.workload, cluster).breakdown["compute_s"])
 
-    def _on_gpus(self) -> dict[str, Any]:
-        """The same from a data sheet and fitted prices, where the GPU is a known one."""
+    def _host_pace(self) -> float:
+        """Seconds of the slowest rank's host over those of the host that prices are from."""
+        word, device = precision_of(self.plan) or "fp32", titled(torch.cuda.get_device_name())
+        if device is None:
+            return 1.0
+        box = [self.machine.pace.get(f"{device.name} {word}")]
+        dist.broadcast_object_list(box, src=0)
+        if box[0] is not None:
+            return float(box[0])
+        took = _together([host_pace.measured(word, self.step.device)])[0]
+        if dist.get_rank() or took is None:
+            return 1.0
+        found = took / host_pace.priced(word, device.name)
+        self.machine = self.machine.with_pace(f"{device.name} {word}", found)
+        save_machine(self.machine)
+        return found
+
+    def _on_gpus(self, pace: float) -> dict[str, Any]:
+        """The same from a data sheet and fitted prices, where the GPU is a known one.
+
+        A rank runs PyTorch's operators, its host as fast as it was found to be.
+        """
         device = titled(torch.cuda.get_device_name())
         here = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks))
         if device is None:
@@ -286,7 +316,8 @@ class Predictor:
             return {"why": "ranks share a GPU, which is not priced"}
         try:
             self.workload = self.step.workload(device.name)
-            found = predict(self.plan, self.workload, load(f"{device.name}:gpus={self.ranks}"))
+            machines = load(f"{device.name}:gpus={self.ranks}").calibrated(Calibration(host=pace))
+            found = predict(_as_run(self.plan), self.workload, machines)
         except Exception as error:
             return {"why": f"{type(error).__name__}: {error}"[:200]}
         return {"step_s": found.step, "low_s": found.low, "high_s": found.high, "load": 1.0,
@@ -401,6 +432,14 @@ class Predictor:
             ratios["step"] = step / self.dry.seconds
         save_machine(self.machine.with_run(ratios))
         return first_apart(ops, profiled.forward)
+
+
+def _as_run(plan: Plan) -> Plan:
+    """A plan in the words of its price: in PyTorch's operators, CUDA graphs those of a step."""
+    graphs = [spec for spec in plan.whatifs if spec.partition(":")[0] == "cuda-graph"]
+    others = tuple(spec for spec in plan.whatifs if spec not in graphs)
+    own = plan.framework or ("fsdp" if plan.zero >= 3 else "ddp")
+    return plan.but(framework=own, whatifs=others, cuda_graph="iteration" if graphs else "")
 
 
 def _together(mine: list[float | None]) -> list[float | None]:

@@ -67,10 +67,7 @@ def shard(
     for unit in units(model).values() if in_units else ():
         if unit is not model and not any(id(p) in tied for p in unit.parameters()):
             fully_shard(unit, **options)  # what is tied to other units is left to the whole
-    made = fully_shard(model, **options)
-    if hasattr(made, "set_reduce_scatter_unused_params"):  # new in torch 2.12
-        made.set_reduce_scatter_unused_params(True)  # ranks may use different experts
-    return made
+    return fully_shard(model, **options)
 
 
 def fills_parts(plan: Plan) -> bool:
@@ -176,32 +173,28 @@ def always_called(model: Any, example: tuple[Any, ...] | None) -> bool:
 class Usage:
     """Which sharded parameters a step used: those that no rank did keep no gradient.
 
-    Parameters without dimensions are not sharded: their gradients are averaged here.
+    Ranks may use different experts, so a rank gives zeros for what it did not use: negative ones. A
+    sum of them is a negative zero only where no rank had anything to add to it, which therefore
+    needs no message. Parameters without dimensions are not sharded: their gradients are averaged
+    here.
     """
 
     def __init__(self, modules: Iterable[Any], group: Any) -> None:
         modules = list(modules)
-        self.group, self.seen = group, set[int]()
+        self.group, self.absent = group, dict[int, Any]()  # sharded parameters not used here
         scalars = [p for m in modules for p in m.parameters() if not p.dim() and p.requires_grad]
         self.scalars = list({id(p): p for p in scalars}.values())
-        self.fills = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # torch does it
-        self._under_way: tuple[Any, Any] | None = None  # a message that need not be waited for
-        self.parameters = list[Any]()
         for part in (part for module in modules for part in _parts(module)):
             self._watch(part)
 
     def _watch(self, part: Any) -> None:
         """Look for gradients before torch reduces them; a name torch marks as private."""
-        first = len(self.parameters)
-        self.parameters += [p.sharded_param for p in part.fsdp_params]
         reduce = part.post_backward
 
         def looking(*args: Any) -> Any:
-            for place, parameter in enumerate(part.fsdp_params, first):
-                if _has_gradient(parameter):
-                    self.seen.add(place)
-                elif not self.fills:
-                    _fill(parameter)
+            for parameter in part.fsdp_params:
+                if not _has_gradient(parameter) and _fill(parameter):
+                    self.absent[id(parameter)] = parameter
             return reduce(*args)
 
         part.post_backward = looking
@@ -230,24 +223,13 @@ class Usage:
             scalar.grad = torch.full_like(scalar, total / size) if used else None
 
     def finish(self) -> None:
-        """Drop the zeros that stand for no gradient anywhere; the ranks of a group ask together."""
+        """Drop the zeros that stand for no gradient anywhere."""
         self._average_scalars()
-        trained = [i for i, p in enumerate(self.parameters) if p.requires_grad]
-        if not trained:
-            return
-        absent = [i not in self.seen for i in trained]
-        flags = torch.tensor([not a for a in absent], dtype=torch.int32)
-        flags = flags.to(self.parameters[0].device)
-        work = dist.all_reduce(flags, group=self.group, async_op=True)
-        if self._under_way is not None:
-            self._under_way[0].wait()
-        self._under_way = work, flags
-        if any(absent):  # others have no use for what is on its way
-            work.wait()
-            for place, used in zip(trained, flags.tolist(), strict=True):
-                if not used:
-                    self.parameters[place].grad = None
-        self.seen.clear()
+        for parameter in self.absent.values():
+            whole = parameter.sharded_param
+            if whole.grad is not None and _is_absent(local(whole.grad)):
+                whole.grad = None
+        self.absent.clear()
 
 
 def _groups(state: Any) -> list[Any]:
@@ -263,11 +245,18 @@ def _parts(model: Any) -> list[Any]:
     return [part for unit in units for part in _groups(unit._get_fsdp_state())]
 
 
-def _fill(parameter: Any) -> None:
-    """Zeros for a gradient that is not there, so that ranks reduce the same number of values."""
+def _fill(parameter: Any) -> bool:
+    """Negative zeros for a gradient that is not there: ranks reduce the same number of values."""
     whole = getattr(parameter, "_unsharded_param", None)
-    if whole is not None and whole.requires_grad and whole.untyped_storage().size():
-        whole.grad = torch.zeros_like(whole)
+    if whole is None or not whole.requires_grad or not whole.untyped_storage().size():
+        return False
+    whole.grad = torch.full_like(whole, -0.0)
+    return True
+
+
+def _is_absent(gradient: Any) -> bool:
+    """Whether no rank added anything to a sum of negative zeros."""
+    return bool(((gradient == 0) & gradient.signbit()).all())
 
 
 def _has_gradient(parameter: Any) -> bool:

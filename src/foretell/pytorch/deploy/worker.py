@@ -426,9 +426,11 @@ class _Steps:
         profiler.export_chrome_trace(str(path))
 
     def measured(self) -> dict[str, Any]:
-        """Memory, losses, samples, and the actions of a pipeline's last step."""
+        """Memory, losses, samples, notes, and the actions of a pipeline's last step."""
+        from foretell.pytorch.deploy.precision import fp8_notes
+
         row = {"weight": self.deployed.share, "actions": self._ran()}
-        row |= {"at": self.at, "samples": self.samples}
+        row |= {"at": self.at, "samples": self.samples, "notes": fp8_notes(self.model)}
         return {"peak_bytes": peak_bytes(self.device), "losses": self.losses} | row
 
     def _wait(self) -> None:
