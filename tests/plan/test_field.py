@@ -35,7 +35,7 @@ def times(text, on, model=GPT):
         ("fsdp", "h100:gpus=8", ("field",)),
     ],
 )
-def test_steps_are_slower_where_nobody_has_measured_them(framework, on, kinds):
+def test_steps_are_slower_where_no_whole_steps_were_measured(framework, on, kinds):
     wanted = math.exp(sum(slower()[kind] for kind in kinds))
     assert times(f"dp=8,global_batch=8,framework={framework}", on) == pytest.approx(wanted)
 

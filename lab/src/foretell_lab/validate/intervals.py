@@ -252,8 +252,8 @@ COLUMNS = {
 def _text(found: Fitted, values: dict[str, Any]) -> str:
     rows = [(name, *(_cell(key, v.get(key)) for key in COLUMNS)) for name, v in values.items()]
     lines = [text_table(("source", *COLUMNS.values()), rows)]
-    lines.append(_told("today", values, "unmoved", "moved"))
-    lines.append(_told("first answers", values, "first_unmoved", "first_moved"))
+    lines.append(_medians("today", values, "unmoved", "moved"))
+    lines.append(_medians("first answers", values, "first_unmoved", "first_moved"))
     large = [round(100 * v["left_out"]) for v in values.values() if v["rows"] >= FULL]
     within, over = sum(75 <= share <= 90 for share in large), sum(share > 90 for share in large)
     lines += [
@@ -265,7 +265,7 @@ def _text(found: Fitted, values: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _told(words: str, values: dict[str, Any], *keys: str) -> str:
+def _medians(words: str, values: dict[str, Any], *keys: str) -> str:
     """Medians of sources before and after steps are moved."""
     some = [[v[key] for key in keys] for v in values.values() if keys[0] in v]
     each = [

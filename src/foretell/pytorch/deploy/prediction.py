@@ -435,7 +435,7 @@ class Predictor:
 
 
 def _as_run(plan: Plan) -> Plan:
-    """A plan in the words of its price: in PyTorch's operators, CUDA graphs those of a step."""
+    """The plan that is priced: in PyTorch's operators; its CUDA graphs are those of a step."""
     graphs = [spec for spec in plan.whatifs if spec.partition(":")[0] == "cuda-graph"]
     others = tuple(spec for spec in plan.whatifs if spec not in graphs)
     own = plan.framework or ("fsdp" if plan.zero >= 3 else "ddp")

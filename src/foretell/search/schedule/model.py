@@ -33,6 +33,7 @@ from foretell.cluster import Cluster
 from foretell.errors import ForetellError, InfeasibleError, InputError, unknown
 from foretell.plan import Plan, check
 from foretell.plan.check import branches
+from foretell.plan.framework import slowdown
 from foretell.plan.layer_cost import Array
 from foretell.plan.stage_placement import (
     Action,
@@ -780,7 +781,7 @@ def block_of(
 ) -> Block:  # fmt: skip
     paid = placed_stage_cost(prices, place)
     by = change(kind, paid, place.ways, trains=trains, split=split and "frozen" not in place.ways)
-    took = seconds(prices, place, kind, paid)
+    took = seconds(prices, place, kind, paid) * slowdown(prices.plan, prices.cluster)
     name = " ".join(place.texts(prices.workload)[1:])
     return Block(block_id(stage, kind), kind, devices, took, by.start, by.end, name)
 
@@ -834,10 +835,11 @@ def choices(
 def price(prices: Prices, found: Sequence[StagePlacement], links: Sequence[Edge]) -> Price:
     """Seconds of the message between two blocks: forward along a link, backward against it."""
     layers = {(e.first, e.then): e.layers for e in links}
+    longer = slowdown(prices.plan, prices.cluster)
 
     def seconds_of(first: Block, then: Block) -> float:
         a, b = stage_of(first), stage_of(then)
         moved = layers.get((a, b)) or layers.get((b, a)) or ()
-        return message(prices, found[a], found[b], moved) if a != b else 0.0
+        return message(prices, found[a], found[b], moved) * longer if a != b else 0.0
 
     return seconds_of
