@@ -555,3 +555,21 @@ def test_steps_are_logged_for_weights_and_biases(tmp_path, monkeypatch):
     assert options == {"dir": str(tmp_path), "mode": "offline", "config": {"plan": "dp=2"}}
     assert rest == [(0, {"seconds": 0.1, "loss": 2.5}), (1, {"seconds": 0.2}), "end"]
     sys.modules.pop("wandb")
+
+
+def test_a_rank_that_is_done_right_after_its_state_was_read_has_not_died(tmp_path, monkeypatch):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    early = run_files.State(gone.pid, "step 4", time.time(), time.time(), "train.py:1", False)
+    late = run_files.State(gone.pid, "done", time.time(), time.time(), "train.py:1", False, 1.0)
+    read, ends = iter((early, late)), iter((None, 0))
+    monkeypatch.setattr(launcher, "_SETTLE", 0.0)
+    monkeypatch.setattr(run_files, "states", lambda folder: {0: next(read, late)})
+    monkeypatch.setattr(run_files, "results", lambda folder: {0: {}})
+
+    class Launch:
+        def poll(self):
+            return next(ends, 0)
+
+    launcher._watch(Launch(), tmp_path, 1, 10.0, lambda words, share: None)
+    assert next(read, None) is None  # it looked again

@@ -339,9 +339,12 @@ def _watch(
         states = run_files.states(folder)
         if ended == 0 and len(run_files.results(folder)) == ranks:
             return
-        if ended is not None or run_files.errors(folder) or _dead(states):
+        has_failed = ended is not None or bool(run_files.errors(folder))
+        if has_failed or _dead(states):
             time.sleep(_SETTLE)
-            raise _failure(folder, ranks, process, nodes)
+            # A rank may be done between the reading of its state and the look at its process.
+            if has_failed or _dead(run_files.states(folder)):
+                raise _failure(folder, ranks, process, nodes)
         last = max([last, begun, *(s.moved for s in states.values())])
         limit = timeout if _have_begun(states, ranks) else max(timeout, _BEGIN)
         if time.time() - last > limit:
