@@ -1,16 +1,17 @@
 """The joint search beside planners of one axis and rivals of other systems, case by case.
 
-    python benchmarks/joint.py [--evaluations N] [--only TEXT] [--part K/N] [-o FILE] [--print FILE]
-    python benchmarks/joint.py --again [--reprice alpa,galvatron,mist] [--workers 12] -o FILE
+    python benchmarks/joint.py [--evaluations N] [--only TEXT] [--seconds S] [-o FILE]
+    python benchmarks/joint.py --earlier FILE [--reprice alpa,galvatron] [--workers 12] -o NEW
+    python benchmarks/joint.py --print FILE
 
 Every answer is priced by the function that `foretell predict` calls. All methods may simulate as
 many plans (`--evaluations`), placements and FlexFlow's chain 60 times that, at a sixtieth each;
-CPU time and evaluations of each are kept. What a file already has is not run again, so that a run
-can be stopped, resumed and shared out; `--print` prints the table and the means of a file.
-`--again` asks every method of the cases of a file anew; those that `--reprice` names keep their
-plan, which is priced as of today (`repriced`). `mixed` and `alike` as TEXT choose by machines.
-With `--workers` every method of every case has a process of its own, the longest first;
-`--from` takes over the answers of another file, made elsewhere.
+CPU time and evaluations of each are kept, and each has a process of its own. What a file has is not
+asked again, so that a run can be cut, by `--seconds` or otherwise, and goes on where it stopped; a
+method that finds nothing, raises or dies has that as its answer. `--print` prints the table and
+the means of a file. With `--earlier` answers go to a new file: what they cost before says which are
+asked first, and methods that `--reprice` names keep their plan, priced as of today (`repriced`).
+`mixed` and `alike` as TEXT choose by machines; `--from` takes over the answers of another file.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 
 from foretell.cluster import Cluster, load
 from foretell.errors import ForetellError
+from foretell.io import write_text
 from foretell.plan import Plan
 from foretell.predict import predict
 from foretell.search.joint import OPS, op_count
@@ -162,38 +164,46 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--methods", default="", help="names with commas between; all where empty")
     parser.add_argument("--part", default="1/1", help="K/N: every N-th case from the K-th on")
-    parser.add_argument("--again", action="store_true", help="ask methods that a row has too")
-    parser.add_argument("--reprice", default="", help="methods that keep their plan with --again")
+    parser.add_argument("--earlier", type=Path, help="a file of answers that were made before")
+    parser.add_argument("--reprice", default="", help="methods that keep their earlier plan")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=0, help="of workers; all the time if 0")
+    parser.add_argument("--seconds", type=float, default=0, help="after that it is cut; never if 0")
     parser.add_argument("--from", dest="others", type=Path, help="a file whose answers are taken")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--print", dest="shown", type=Path)
     asked = parser.parse_args()
     path = asked.shown or asked.output
-    rows = json.loads(path.read_text()) if path and path.is_file() else {}
+    rows = _rows(path)
     if asked.others:
-        for name, row in json.loads(asked.others.read_text()).items():
+        for name, row in _rows(asked.others).items():
             rows[name] = rows.get(name, {}) | row
     elif not asked.shown:
         _answer_all(rows, asked)
     if asked.output:
-        asked.output.write_text(json.dumps(rows, indent=1))
+        write_text(asked.output, json.dumps(rows, indent=1))
     print("\n".join([*map(_line, rows.values()), *summary(list(rows.values()))]))
+
+
+def _rows(path: Path | None) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path and path.is_file() else {}
 
 
 def _answer_all(rows: dict[str, Any], asked: Any) -> None:
     """Every answer that is asked for, kept as they come."""
     first, every = map(int, asked.part.split("/"))
     mine = [c for c in CASES if _is_asked(c, asked.only)][first - 1 :: every]
-    questions = [one for case in mine for one in _questions(rows, case, asked)]
+    earlier = _rows(asked.earlier)
+    questions = [one for case in mine for one in _questions(rows, earlier, case, asked)]
     if asked.workers > 1:
         questions.sort(key=lambda one: -one.had.get("cpu_s", 60.0))
+    if questions:  # what all of them load is loaded once
+        predict(Plan(dp=8), load_workload(CASES[0][0]), load("dgx-a100"))
     for one, found in answers(_answered, questions, asked.workers, asked.seconds):
         rows.setdefault(one.case, {"model": one.model, "cluster": one.on})[one.method] = found
         if asked.output:
-            asked.output.write_text(json.dumps(rows, indent=1))
-        print(one.case, one.method, found.get("step_s"), f"{found['cpu_s']:.1f} CPU-s", flush=True)
+            write_text(asked.output, json.dumps(rows, indent=1))
+        what = found.get("step_s") or found["error"]
+        print(one.case, one.method, what, f"{found.get('cpu_s', 0):.1f} CPU-s", flush=True)
 
 
 class Question(NamedTuple):
@@ -212,14 +222,18 @@ class Question(NamedTuple):
         return f"{self.model} on {self.on}"
 
 
-def _questions(rows: dict[str, Any], case: tuple[str, str], asked: Any) -> list[Question]:
+def _questions(
+    rows: dict[str, Any], earlier: dict[str, Any], case: tuple[str, str], asked: Any
+) -> list[Question]:
     """What is asked about one case."""
-    row, many = rows.get(" on ".join(case), {}), asked.evaluations
+    done, had = (some.get(" on ".join(case), {}) for some in (rows, earlier))
     chosen = asked.methods.split(",") if asked.methods else names(case[1])
     return [
-        Question(*case, name, many, name in asked.reprice.split(","), row.get(name, {}))
-        for name in chosen
-        if name in names(case[1]) and (asked.again or name not in row)
+        Question(
+            *case, name, asked.evaluations, name in asked.reprice.split(","), had.get(name, {})
+        )
+        for name in names(case[1])
+        if name in chosen and name not in done
     ]
 
 
@@ -266,7 +280,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _spent(found: dict[str, Any]) -> str:
-    return f"{found.get('evaluations', 0)}/{found['cpu_s']:.0f}"
+    return f"{found.get('evaluations', 0)}/{found.get('cpu_s', 0):.0f}"
 
 
 def _gains(rows: list[dict[str, Any]], names: Any) -> list[float]:

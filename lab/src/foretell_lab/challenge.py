@@ -27,6 +27,7 @@ from typing import Any
 
 from foretell.cluster import Cluster, load
 from foretell.errors import ForetellError
+from foretell.io import write_text
 from foretell.plan import Plan
 from foretell.plan.order import FAMILIES, ONE_CHUNK
 from foretell.plan.plan import Segment, written
@@ -251,7 +252,7 @@ def main() -> None:
         rows[str(number)] = row
         print("\n".join(_lines(number, row)), flush=True)
         if asked.output:
-            asked.output.write_text(json.dumps(rows, indent=1))
+            write_text(asked.output, json.dumps(rows, indent=1))
     every = [row["ratio"] for row in rows.values() if "ratio" in row]
     lost = [ratio for ratio in every if ratio > LOST]
     print(

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.cluster import Cluster, load
+from foretell.io import write_text
 from foretell.plan import Plan
 from foretell.plan.order import FAMILIES, ONE_CHUNK
 from foretell.plan.plan import Segment, written
@@ -297,6 +298,9 @@ def main() -> None:
     if asked.workers > 1:
         cases.sort(key=lambda case: -case[2]["simulated"] if case[2] else 0)
     for (number, *_), row in answers(_row, cases, asked.workers, asked.seconds):
+        if "error" in row:
+            print(f"{number:4d} {row['error']}", flush=True)
+            continue
         rows[str(number)] = row
         print(
             f"{number:4d} {row['ratio']:.4f} of {row['plans']} plans, "
@@ -304,7 +308,7 @@ def main() -> None:
             flush=True,
         )
         if asked.output:
-            asked.output.write_text(json.dumps(rows, indent=1))
+            write_text(asked.output, json.dumps(rows, indent=1))
     print(summary(list(rows.values())))
 
 
