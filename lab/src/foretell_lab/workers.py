@@ -37,8 +37,7 @@ def answers(
             ready = wait(list(running), None if math.isinf(rest) else max(rest, 0.0))
             if not ready:
                 return
-            for pipe in ready:
-                assert isinstance(pipe, Connection)
+            for pipe in [pipe for pipe in running if pipe in ready]:
                 item, process = running.pop(pipe)
                 yield item, _received(pipe, process)
     finally:
