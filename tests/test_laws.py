@@ -69,8 +69,8 @@ def test_a_plan_is_the_same_step_in_every_syntax(model: str, way: str) -> None:
         "split": Plan(tp=n, global_batch=batch, framework="ddp"),
     }[way]
     names = [unit.name for unit in units(workload)]
-    dealt = [f"{rank}:{batch if way == 'split' else each}" for rank in range(n)]
-    rows = (names[0], names[2], way, *dealt), (names[3], names[-1], way, *dealt)
+    assigned = [f"{rank}:{batch if way == 'split' else each}" for rank in range(n)]
+    rows = (names[0], names[2], way, *assigned), (names[3], names[-1], way, *assigned)
     same = [Plan(groups=rows, global_batch=batch), Plan(groups=rows, framework="ddp")]
     if way == "all-reduce":
         same.append(degrees.but(shares=(each,) * n))

@@ -24,7 +24,7 @@ def test_a_plain_calibration_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("factor", "inside", "between"), [("beta", 1, 3), ("inside", 3, 1), ("talk", 3, 3)]
+    ("factor", "inside", "between"), [("beta", 1, 3), ("inside", 3, 1), ("comm", 3, 3)]
 )
 def test_bytes_are_slower_where_the_factor_says(factor, inside, between):
     slow = PLAIN.calibrated(Calibration(**{factor: 3.0}))

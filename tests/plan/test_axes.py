@@ -26,11 +26,11 @@ def plan(**fields):
     return Plan(**{"micro_batch": 1, "framework": "megatron-core"} | fields)
 
 
-def talk(workload, one):
+def comm(workload, one):
     """Seconds of exchanges inside one block, forward and backward."""
     c = costs([check(one, workload, NODE)], workload, NODE)
     block = next(i for i, layer in enumerate(workload.layers) if layer.is_block)
-    return [float(part.talk[0]) for part in (c.layers[block].forward, c.layers[block].backward)]
+    return [float(part.comm[0]) for part in (c.layers[block].forward, c.layers[block].backward)]
 
 
 def price(op, size, ranks, apart=1):
@@ -40,14 +40,14 @@ def price(op, size, ranks, apart=1):
 @pytest.mark.parametrize("axis", ["tp", "cp", "ep"])
 def test_an_axis_of_one_exchanges_nothing(axis):
     one = plan(dp=8, global_batch=8)
-    assert talk(MOE, one.but(**{axis: 1})) == [0.0, 0.0]
+    assert comm(MOE, one.but(**{axis: 1})) == [0.0, 0.0]
     assert predict(one.but(**{axis: 1}), MOE, NODE) == predict(one, MOE, NODE)
 
 
 @pytest.mark.parametrize("cp", [2, 4, 8])
 def test_context_gathers_keys_and_values(cp):
     size = 2.0 * 2 * 32768 * 2048  # keys and values of all tokens in 16 bits
-    ahead, back = talk(LONG, plan(dp=8 // cp, cp=cp, global_batch=8))
+    ahead, back = comm(LONG, plan(dp=8 // cp, cp=cp, global_batch=8))
     assert ahead == pytest.approx(price("all_gather", size, cp))
     assert back == pytest.approx(price("reduce_scatter", size, cp))
 
@@ -75,14 +75,14 @@ def test_states_and_parameters_are_sharded_over_context_ranks_too():
 
 def test_tensor_exchanges_twice_each_way():
     size = 2.0 * 32768 * 2048
-    ahead, back = talk(LONG, plan(tp=8, global_batch=1))
+    ahead, back = comm(LONG, plan(tp=8, global_batch=1))
     assert ahead == back == pytest.approx(2 * price("all_reduce", size, 8))
 
 
 def test_sequence_parallelism_gathers_and_scatters_instead():
     size = 2.0 * 32768 * 2048
     gather, scatter = (price(op, size, 8) for op in ("all_gather", "reduce_scatter"))
-    ahead, back = talk(LONG, plan(tp=8, sp=True, global_batch=1, tp_overlap=False))
+    ahead, back = comm(LONG, plan(tp=8, sp=True, global_batch=1, tp_overlap=False))
     assert ahead == pytest.approx(2 * (gather + scatter))
     assert back == pytest.approx(2 * (gather + scatter) + 2 * gather)  # inputs are gathered again
     split, whole = (
@@ -94,7 +94,7 @@ def test_sequence_parallelism_gathers_and_scatters_instead():
 def test_sequence_parallel_collectives_hide_behind_matmuls():
     """All but the first of eight pieces is hidden, and takes a sixth of its time from kernels."""
     shown, hidden = (
-        talk(LONG, plan(tp=8, sp=True, global_batch=1, tp_overlap=way)) for way in (False, True)
+        comm(LONG, plan(tp=8, sp=True, global_batch=1, tp_overlap=way)) for way in (False, True)
     )
     assert hidden == pytest.approx([(1 / 8 + 7 / 8 * 0.16) * seconds for seconds in shown])
 
@@ -103,7 +103,7 @@ def test_pytorch_keeps_what_it_gathered_and_hides_the_forward_alone():
     size = 2.0 * 32768 * 2048
     both = 2 * (price("all_gather", size, 8) + price("reduce_scatter", size, 8))
     plain, async_tp = (
-        talk(LONG, plan(tp=8, sp=True, global_batch=1, framework="fsdp", tp_overlap=way))
+        comm(LONG, plan(tp=8, sp=True, global_batch=1, framework="fsdp", tp_overlap=way))
         for way in (False, True)
     )
     assert plain == pytest.approx([both, both])  # its input is there: it is not gathered again
@@ -140,7 +140,7 @@ def test_tokens_cross_the_network_once_for_each_node_they_go_to():
 @pytest.mark.parametrize("ep", [2, 4, 8])
 def test_experts_are_reached_by_two_exchanges_each_way(ep):
     size = 2.0 * 2048 * 2 * 1024  # every word goes to two experts
-    ahead, back = talk(MOE, plan(dp=8, ep=ep, global_batch=8, ep_dispatch="rank"))
+    ahead, back = comm(MOE, plan(dp=8, ep=ep, global_batch=8, ep_dispatch="rank"))
     assert ahead == back == pytest.approx(2 * price("all_to_all", size, ep))
 
 
@@ -206,7 +206,7 @@ def test_expert_exchanges_beside_another_micro_batch_take_less():
     shown, hidden = (predict(asked.but(ep_overlap=way), MANY, NODE) for way in (None, True))
     away = shown.breakdown["exchange_s"]
     assert 0.3 * away < shown.step - hidden.step < away
-    assert talk(MANY, asked.but(ep_overlap=True)) == [0.0, 0.0]
+    assert comm(MANY, asked.but(ep_overlap=True)) == [0.0, 0.0]
 
 
 def test_expert_exchanges_beside_compute_have_a_lane_of_their_own():

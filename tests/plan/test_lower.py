@@ -68,7 +68,7 @@ def test_many_at_once_are_each_alone():
 def test_parts_make_the_step():
     plan = Plan(dp=2, tp=2, pp=2, global_batch=64, micro_batch=2)
     e = estimate([plan], MODEL, NODE)
-    parts = (e.compute, e.host, e.talk, e.bubble, e.send, e.reduce, e.update)
+    parts = (e.compute, e.host, e.comm, e.bubble, e.send, e.reduce, e.update)
     assert sum(part[0] for part in parts) == pytest.approx(e.step[0], rel=0.01)
 
 

@@ -38,7 +38,7 @@ def found():
 
 def test_what_made_the_runs_is_found_again(found):
     assert found.calibration.compute == pytest.approx(1.4, rel=0.02)
-    slower = found.calibration.talk * found.calibration.beta
+    slower = found.calibration.comm * found.calibration.beta
     assert slower == pytest.approx(2.5, rel=0.25)  # drawn a little to what was priced
     assert found.accuracy(found.after) > 0.99 > 0.8 > found.accuracy(found.before)
 
@@ -54,7 +54,7 @@ def test_unseen_runs_are_predicted_better(found):
 def test_what_no_run_tells_of_stays_and_says_so():
     alone = fit([run(ONE)])
     by_name = {f.name: f for f in alone.factors}
-    for name in ("talk", "alpha", "beta", "inside"):
+    for name in ("comm", "alpha", "beta", "inside"):
         assert by_name[name].value == 1
         assert by_name[name].moves == 0
         assert by_name[name].sigma == pytest.approx(0.693, abs=0.001)
@@ -201,7 +201,7 @@ def test_a_run_that_says_what_it_was_spent_on_tells_work_from_messages(tmp_path)
     bare = left(tmp_path / "bare", str(plans[0]), ((step,) * 9, (step,) * 9))
     told, blind = (Calibration.of(learned(f)["calibration"], "") for f in (folder, bare))
     assert told.compute == pytest.approx(6.0, rel=0.1)
-    assert told.talk * told.inside == pytest.approx(1.0, abs=0.35)
+    assert told.comm * told.inside == pytest.approx(1.0, abs=0.35)
     real = predict(plans[1], FEW, load("abci:gpus=2").calibrated(true)).step
     off = {
         name: abs(predict(plans[1], FEW, load("abci:gpus=2").calibrated(c)).step / real - 1)

@@ -18,9 +18,9 @@ def test_every_output_of_the_oracle_within_a_hundredth():
     found = outputs(TRUTH)
     assert len(found) == 253
     assert max(abs(x.compute) for x in found) < 0.01
-    talk = np.array([x.communication for x in found])
-    assert np.isnan(talk).sum() == 42  # the two strategies whose code slips
-    assert np.nanmax(np.abs(talk)) < 0.01
+    comm = np.array([x.communication for x in found])
+    assert np.isnan(comm).sum() == 42  # the two strategies whose code slips
+    assert np.nanmax(np.abs(comm)) < 0.01
     assert np.nanmax([abs(x.memory) for x in found]) < 0.01
 
 

@@ -19,7 +19,7 @@ def test_a_preset_predicts_its_boards_as_faster_and_fp8_as_much_faster_as_it_is(
 def test_one_run_tells_of_the_boards_and_of_nothing_else():
     known = titan.fitted()
     assert 1.05 < known.compute < 1.6  # 500 W and slower memory than the preset's
-    for name in ("host", "talk", "alpha", "beta", "inside"):
+    for name in ("host", "comm", "alpha", "beta", "inside"):
         assert getattr(known, name) == pytest.approx(1.0, abs=0.01)
 
 

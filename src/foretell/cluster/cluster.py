@@ -10,9 +10,9 @@ How a cluster really runs: factors on what is priced, learned from runs (`forete
 
     kernels    compute              host work          host
     optimizer  compute · update     on a CPU many passes over memory, where one is priced
-    messages   `talk` · alpha       before the first byte and at each hop
-               `talk` · inside      a byte inside a node
-               `talk` · beta        a byte between nodes
+    messages   `comm` · alpha       before the first byte and at each hop
+               `comm` · inside      a byte inside a node
+               `comm` · beta        a byte between nodes
     families   of op (gemm, conv, norm …), each a factor beside `compute`
     messages   collectives as they were measured, in place of their price: start + bytes · slope
 
@@ -50,6 +50,7 @@ from foretell.cluster.topology import (
 from foretell.errors import InputError, unknown
 from foretell.io import read_json
 
+_OLD = {"talk": "comm"}  # words of older files
 _RANGE = {"tree_bytes": (0.0, math.inf)}  # 0: never a tree
 Ints = NDArray[np.int64]
 MOST_KEPT = 4096  # groups whose levels are remembered: a search asks for the same few again
@@ -62,7 +63,7 @@ class Calibration:
     compute: float = 1.0
     host: float = 1.0
     update: float = 1.0
-    talk: float = 1.0  # all of a message: what the transport does to starts and bytes alike
+    comm: float = 1.0  # all of a message: what the transport does to starts and bytes alike
     alpha: float = 1.0
     beta: float = 1.0
     inside: float = 1.0
@@ -73,6 +74,7 @@ class Calibration:
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str) -> Calibration:
         """Factors by name; all above zero."""
+        values = {_OLD.get(name, name): value for name, value in values.items()}
         known = [f.name for f in fields(cls) if f.name != "messages"]
         for name in values:
             if name not in known:
@@ -103,8 +105,8 @@ class Calibration:
         return tuple(
             replace(
                 level,
-                later=self.talk * self.alpha,
-                slower=self.talk * (self.inside if level.name == "node" else self.beta),
+                later=self.comm * self.alpha,
+                slower=self.comm * (self.inside if level.name == "node" else self.beta),
                 tree_bytes=self.tree_bytes,
                 timed=self.messages,
             )

@@ -284,7 +284,7 @@ class Stage:
     backward: Array
     compute: Array
     host: Array
-    talk: Array
+    comm: Array
     weights: Array
     experts: Array
     tensors: Array  # of weights that are trained
@@ -299,14 +299,14 @@ class Stage:
 def stage(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> Stage:
     """What a stage with each layer so many times costs one micro-batch."""
     zero = np.zeros(len(c.plans))
-    ways, kernels, talk = [zero.copy(), zero.copy()], zero.copy(), zero.copy()
+    ways, kernels, comm = [zero.copy(), zero.copy()], zero.copy(), zero.copy()
     issued, tensors = zero.copy(), zero.copy()
     trained = trained_tensors(workload)
     for at, many in enumerate(times):
         for way, part in enumerate(layer_parts(c, at, workload)):
             ways[way] += many * part.seconds(c.overlap_exponent)
             kernels += many * part.kernels
-            talk += many * part.shown(c.overlap_exponent)
+            comm += many * part.shown(c.overlap_exponent)
             issued += many * part.host
         tensors += many * trained[at]
     late = zero.copy(), zero.copy()  # what sharded or fp32 parameters add, layer by layer
@@ -320,12 +320,12 @@ def stage(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> Stage
         ways[0] + late[0],
         ways[1] + late[1],
         kernels,
-        np.maximum(ways[0] + ways[1] - kernels - talk, 0.0),
-        talk + late[0] + late[1],
+        np.maximum(ways[0] + ways[1] - kernels - comm, 0.0),
+        comm + late[0] + late[1],
         weights(c, times, workload),
         sum((h.trained()[1] * n for h, n in zip(c.holdings, times, strict=True)), zero),
         tensors,
-        np.maximum(kernels + talk - issued, 0.0),
+        np.maximum(kernels + comm - issued, 0.0),
     )
 
 
@@ -387,13 +387,13 @@ def copied_seconds(c: Costs, at: int, workload: Workload, cluster: Cluster) -> t
     gather, scatter = shard_comm(c, at, workload, cluster)
     again = np.array([r.profile.gathers - 1.0 for r in c.plans.runs])
     sharded = c.plans.column("zero") == 3
-    talk = np.where(sharded, gather, 0.0), np.where(sharded, again * gather + scatter, 0.0)
+    comm = np.where(sharded, gather, 0.0), np.where(sharded, again * gather + scatter, 0.0)
     taken = np.array([r.profile.contention for r in c.plans.runs])
     copied = _shard_copies(c, at, cluster)
     found = []
     for way in (0, 1):
-        busy = portable.power(alone[way] + taken * talk[way] + copied[way], c.overlap_exponent)
-        both = busy + portable.power(talk[way], c.overlap_exponent)
+        busy = portable.power(alone[way] + taken * comm[way] + copied[way], c.overlap_exponent)
+        both = busy + portable.power(comm[way], c.overlap_exponent)
         found.append(portable.power(both, 1 / c.overlap_exponent) - alone[way])
     return found[0], found[1]
 
@@ -635,10 +635,10 @@ def memory(plan: Plan, workload: Workload, cluster: Cluster) -> list[Memory]:
 
 def peaks(c: Costs, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
     """Bytes of the fullest rank of every plan, and by how much that is too many."""
-    dealt = shares(workload, c.plans)
+    assigned = shares(workload, c.plans)
     pp = c.plans.column("pp")
     places = {FIRST: np.zeros(len(pp)), MIDDLE: np.ones(len(pp)), LAST: pp - 1}
-    found = [stage_memory(c, dealt.times[k], workload, at).peak for k, at in places.items()]
+    found = [stage_memory(c, assigned.times[k], workload, at).peak for k, at in places.items()]
     peak = np.max(found, axis=0)
     return peak, np.maximum(peak - room(cluster), 0.0)
 

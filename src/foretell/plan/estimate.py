@@ -270,9 +270,9 @@ def reducing(c: Costs, s: Stage, cluster: Cluster) -> Array:
     some = [plans[i] for i in apart.tolist()]
     between = [(p.dp // p.sharing, stride(p, "dp") * p.sharing) for p in some]
     out[apart] += over("all_reduce", each, between, cluster)
-    dealt = np.flatnonzero(s.experts > 0)
-    held = [same_experts(plans[i]) for i in dealt.tolist()]
-    out[dealt] += over("all_reduce", (s.experts * grad_width(c))[dealt], held, cluster)
+    assigned = np.flatnonzero(s.experts > 0)
+    held = [same_experts(plans[i]) for i in assigned.tolist()]
+    out[assigned] += over("all_reduce", (s.experts * grad_width(c))[assigned], held, cluster)
     return out
 
 
@@ -424,13 +424,13 @@ def by_collective(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str,
     plan, cluster = placed(plan, cluster)
     plan = check(plan, workload, cluster)
     c = costs([plan], workload, cluster)
-    dealt = shares(workload, c.plans).times[FIRST][:, 0]
+    assigned = shares(workload, c.plans).times[FIRST][:, 0]
     found: dict[str, float] = defaultdict(float)
-    for layer, many in zip(workload.layers, dealt.tolist(), strict=True):
+    for layer, many in zip(workload.layers, assigned.tolist(), strict=True):
         for exchange in layer.ops:
             if isinstance(exchange, Exchange) and many:
                 _add_layer(found, exchange, plan, (workload, cluster), layer.is_block, many)
-    _add_gradients(found, c, dealt, workload, cluster)
+    _add_gradients(found, c, assigned, workload, cluster)
     if plan.pp > 1:
         found["send"] += 2 * micro_batches(plan) * float(sends(c, workload, cluster)[0])
     longer = slowdown(plan, cluster)
@@ -455,16 +455,16 @@ def _add_layer(
 
 
 def _add_gradients(
-    found: dict[str, float], c: Costs, dealt: np.ndarray[tuple[int], np.dtype[np.float64]],
+    found: dict[str, float], c: Costs, assigned: np.ndarray[tuple[int], np.dtype[np.float64]],
     workload: Workload, cluster: Cluster,
 ) -> None:  # fmt: skip
     """Reduction, parameters passed back, and those that are gathered for use."""
     plan = c.plans.plans[0]
-    held = stage(c, dealt[:, None], workload, cluster)
+    held = stage(c, assigned[:, None], workload, cluster)
     found[reduce_op(plan)] += float(reducing(c, held, cluster)[0])
     found["all_gather"] += float(regathering(c, held, cluster)[0])
     if plan.zero == 3 and plan.dp * plan.cp > 1:
-        for at, many in enumerate(dealt.tolist()):
+        for at, many in enumerate(assigned.tolist()):
             gather, scatter = shard_comm(c, at, workload, cluster)
             turns = many * micro_batches(plan)
             found["all_gather"] += turns * running(plan).profile.gathers * float(gather[0])
@@ -478,7 +478,7 @@ class Estimate:
     step: Array
     compute: Array  # kernels of the busiest stage, all micro-batches
     host: Array  # what the host adds to them
-    talk: Array  # exchanges inside layers, waiting for the slowest included
+    comm: Array  # exchanges inside layers, waiting for the slowest included
     bubble: Array  # stages waiting for each other
     send: Array  # tensors passed between stages, where they are waited for
     reduce: Array  # gradients (and sharded parameters) not hidden behind compute
@@ -501,18 +501,18 @@ def estimate(plans: Sequence[Plan], workload: Workload, cluster: Cluster) -> Est
         names = [f.name for f in fields(Estimate)]
         return Estimate(**{n: np.concatenate([getattr(e, n) for e in found]) for n in names})
     c = costs([check(p, workload, cluster) for p in plans], workload, cluster)
-    dealt = shares(workload, c.plans)
-    stages = [stage(c, dealt.times[kind], workload, cluster) for kind in (FIRST, MIDDLE, LAST)]
+    assigned = shares(workload, c.plans)
+    stages = [stage(c, assigned.times[kind], workload, cluster) for kind in (FIRST, MIDDLE, LAST)]
     hop = sends(c, workload, cluster)
-    pipe, period = _pipe(c, stages, dealt.middles, hop)
-    reduce, update = _ends(c, stages, dealt.times[FIRST], workload, cluster)
+    pipe, period = _pipe(c, stages, assigned.middles, hop)
+    reduce, update = _ends(c, stages, assigned.times[FIRST], workload, cluster)
     peak, missing = peaks(c, workload, cluster)
     m = c.plans.column("micro_batches")
     busiest = np.argmax([s.forward + s.backward for s in stages], axis=0)
     rows = np.arange(len(c.plans))
     column = {
         name: np.stack([getattr(s, name) for s in stages])[busiest, rows] * m
-        for name in ("compute", "host", "talk")
+        for name in ("compute", "host", "comm")
     }
     send = (m - 1) * np.maximum(period - np.max([s.both for s in stages], axis=0), 0.0)
     send = send + 2 * hop * (c.plans.column("pp") - 1)

@@ -144,8 +144,8 @@ def shares(workload: Workload, plans: Layouts) -> Shares:
     """
     keys = [(p.pp, p.layers, last_stage(p)) for p in plans.plans]
     alike = dict(zip(keys, plans.plans, strict=True))
-    dealt = {key: _stage_kinds(p, workload) for key, p in alike.items()}
-    times = np.stack([dealt[key] for key in keys], axis=2)
+    assigned = {key: _stage_kinds(p, workload) for key, p in alike.items()}
+    times = np.stack([assigned[key] for key in keys], axis=2)
     return Shares(times, np.maximum(plans.column("pp") - 2, 0.0))
 
 
@@ -236,14 +236,16 @@ def _holding(layer: Layer, cells: Layouts) -> LayerMemory:
                 continue
             op = run.op(op)
             sizes = op.sizes(some, batch[rows])
-            dealt = cells.column("ep")[rows] > 1 if "ep" in op.splits else np.zeros(len(rows), bool)
+            assigned = (
+                cells.column("ep")[rows] > 1 if "ep" in op.splits else np.zeros(len(rows), bool)
+            )
             for weight in op.weights:
                 size = weight.elements(sizes)
-                sums["experts"][rows] += np.where(dealt, size, 0.0)
-                sums["weights"][rows] += np.where(dealt, 0.0, size)
+                sums["experts"][rows] += np.where(assigned, size, 0.0)
+                sums["weights"][rows] += np.where(assigned, 0.0, size)
                 if weight.frozen:
-                    sums["frozen_experts"][rows] += np.where(dealt, size, 0.0)
-                    sums["frozen"][rows] += np.where(dealt, 0.0, size)
+                    sums["frozen_experts"][rows] += np.where(assigned, size, 0.0)
+                    sums["frozen"][rows] += np.where(assigned, 0.0, size)
             if _keeps_gathered(op, run):
                 words = sizes["batch"] * sizes.get("tokens", 1.0)
                 whole = words * sizes["in"] * BYTES[dtype]
@@ -314,7 +316,7 @@ class Part:
 
     kernels: Array  # on the device
     host: Array  # to issue them
-    talk: Array  # exchanges, on the device
+    comm: Array  # exchanges, on the device
     skew: Array  # waiting for the slowest rank in them
     flops: Array  # of the matrix units
     beside: Array  # exchanges that run beside the compute of another micro-batch
@@ -337,7 +339,7 @@ class Part:
 
     def seconds(self, overlap_exponent: Array | float) -> Array:
         """How long it takes when host, device and network take turns in bounding it."""
-        device = self.kernels + self.talk
+        device = self.kernels + self.comm
         every = portable.power(self.host, overlap_exponent) + portable.power(
             device, overlap_exponent
         )
@@ -353,7 +355,7 @@ class Part:
             if self.beside.any()
             else 0.0
         )
-        return self.talk + self.skew + left
+        return self.comm + self.skew + left
 
     def lead(self, overlap_exponent: Array | float) -> Array:
         """By which the device has more to do than the host to issue."""
@@ -361,7 +363,7 @@ class Part:
 
 
 def _values(part: Part) -> tuple[Array, ...]:
-    return part.kernels, part.host, part.talk, part.skew, part.flops, part.beside
+    return part.kernels, part.host, part.comm, part.skew, part.flops, part.beside
 
 
 @dataclass(frozen=True)
@@ -692,7 +694,7 @@ def _add_exchange(
                 part.kernels[rows] += run.profile.contention * seconds
             else:
                 hides = exchange.axis == "sp" and run.hides(phase == BACKWARD)
-                part.talk[rows] += (shown if hides else 1.0) * seconds
+                part.comm[rows] += (shown if hides else 1.0) * seconds
                 part.kernels[rows] += 0.0 if hides else copied
                 part.skew[rows] += run.profile.straggler * apart
             if run.cuda_graph != "iteration":

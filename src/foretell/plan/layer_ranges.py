@@ -227,7 +227,7 @@ class GroupCosts:
         """Bytes of one gradient where it is reduced."""
         return BYTES[self.plain.grad_dtype or self.run.grad_dtype]
 
-    def talk(self, op: str, size: float, ranks: Sequence[int]) -> float:
+    def comm(self, op: str, size: float, ranks: Sequence[int]) -> float:
         """Seconds of a collective, or of a message between two ranks."""
         if len(set(ranks)) < 2 or not size:
             return 0.0
@@ -246,8 +246,8 @@ class GroupCosts:
     def _saved(self, sent: Sequence[FactorMatmul], ranks: Sequence[int], batch: int) -> float:
         """Seconds of communication that factors save."""
         width = self.grad_bytes
-        reduce = sum(self.talk("all_reduce", p.elements * width, ranks) for p in sent)
-        return reduce - self.talk("all_gather", batch * gathered(sent) * width, ranks)
+        reduce = sum(self.comm("all_reduce", p.elements * width, ranks) for p in sent)
+        return reduce - self.comm("all_gather", batch * gathered(sent) * width, ranks)
 
     def product_seconds(self, device: Device, product: FactorMatmul, samples: float) -> float:
         """Seconds of a weight gradient over so many samples."""
@@ -888,9 +888,9 @@ class GroupStep(ResolvedStep):
             out.chains.append([Piece("kernel", "backward", took) for took in last])
             chain = first + way
             chain[-1] = first + 2
-            held, talk = self._lane(rank), self._lane(rank, comm=True)
+            held, wire = self._lane(rank), self._lane(rank, comm=True)
             out.stages.append(
-                StageTasks(rank, (held,), talk, chain, way, np.zeros_like(way), micro, order)
+                StageTasks(rank, (held,), wire, chain, way, np.zeros_like(way), micro, order)
             )
 
     def _add_messages(self, out: Program, q: int, r: int, bytes_each: float) -> None:
@@ -907,7 +907,7 @@ class GroupStep(ResolvedStep):
                 ranks = (target, source) if way else (source, target)
                 out.messages.append(
                     Message(
-                        way, here, there, self.costs.talk("send", share * size, ranks), ranks[1],
+                        way, here, there, self.costs.comm("send", share * size, ranks), ranks[1],
                         comm_bytes=share * size, group=group_text(ranks), links=self._wires(ranks),
                     )
                 )  # fmt: skip
@@ -937,7 +937,7 @@ class GroupStep(ResolvedStep):
                 stages=self._first(rank), parts=(), behind=tuple(synced[rank]),
             )  # fmt: skip
         for one, op, size in later:
-            took = self.costs.talk(op, size, one.ranks)
+            took = self.costs.comm(op, size, one.ranks)
             behind = tuple(updated[rank] for rank in one.ranks)
             self._add_collective(out, one, op, took, size, behind=behind)
 
@@ -962,12 +962,12 @@ class GroupStep(ResolvedStep):
         if not size:
             return
         op = {"ps": "reduce", "sharded": "reduce_scatter"}.get(way, "all_reduce")
-        seconds = costs.talk(op, size, one.ranks)
+        seconds = costs.comm(op, size, one.ranks)
         if factors:
             rest = size - sum(p.elements for p in factors) * costs.grad_bytes
             gathers = one.rows * gathered(factors) * costs.grad_bytes
-            seconds = costs.talk("all_gather", gathers, one.ranks)
-            seconds += costs.talk("all_reduce", rest, one.ranks)
+            seconds = costs.comm("all_gather", gathers, one.ranks)
+            seconds += costs.comm("all_reduce", rest, one.ranks)
             size = gathers + rest
         is_late = self.plan.overlap is False
         order = self._order(BACKWARD, self.batches - 1, q) + 2 * i + 1

@@ -271,8 +271,8 @@ def _layer(
     at, share = which
     layer, plan, backward = workload.layers[at], c.plans.plans[0], min(way, BACKWARD)
     part = layer_parts(c, at, workload)[backward].times(share)
-    talk = float((part.talk + part.skew)[0])
-    seconds = float(part.seconds(c.overlap_exponent)[0]) - talk
+    comm = float((part.comm + part.skew)[0])
+    seconds = float(part.seconds(c.overlap_exponent)[0]) - comm
     if is_copied(plan):
         seconds += share * float(copied_seconds(c, at, workload, cluster)[backward][0])
     flops, apart = float(part.flops[0]), min(share * alone[at], seconds) if alone else 0.0
@@ -284,8 +284,8 @@ def _layer(
     if (beside := float(part.beside[0])) and way != WEIGHT:
         moved = Piece("collective", "all_to_all", beside, layer.name, axis="ep")
         pieces = [moved, pieces[0]._replace(after=(2,))]
-    if talk and way != WEIGHT:
-        pieces.append(Piece("collective", "all_reduce", talk, layer.name, axis="tp"))
+    if comm and way != WEIGHT:
+        pieces.append(Piece("collective", "all_reduce", comm, layer.name, axis="tp"))
     return pieces
 
 

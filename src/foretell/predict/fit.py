@@ -51,7 +51,7 @@ _HINT = "each row has workload, on, plan, and step_s (or samples_per_s, or epoch
 
 _TIMES = ("step_s", "samples_per_s", "epoch_s", "samples")
 Array = NDArray[np.float64]
-FACTORS = ("compute", "host", "update", "talk", "alpha", "beta", "inside")
+FACTORS = ("compute", "host", "update", "comm", "alpha", "beta", "inside")
 NOISE = 0.03  # of ln seconds: how far two runs of the same lie apart
 PART = 0.05  # of a step: how well some that were noted say what all are spent on
 PARTS = ("compute_s", "talk_s", "update_s")

@@ -119,7 +119,7 @@ def host_share(layers: Sequence[tuple[LayerCost, float]], overlap_exponent: floa
     for layer, times in layers:
         for part in (layer.forward, layer.backward):
             host += times * float(part.host[0])
-            device += times * float(part.kernels[0] + part.talk[0])
+            device += times * float(part.kernels[0] + part.comm[0])
     return float(
         host**overlap_exponent / max(host**overlap_exponent + device**overlap_exponent, 1e-300)
     )
@@ -286,17 +286,17 @@ def breakdown(timeline: Timeline, step: ResolvedStep) -> dict[str, float]:
     busiest = max(busy, key=lambda rank: busy[rank])
     mine = ranks[busiest]
     update = float(took[mine & kernels & (graph.phase == Phase.UPDATE)].sum())
-    talk = _drawn(timeline, mine & compute, mine & (graph.kind == Kind.COLLECTIVE))
+    comm = _drawn(timeline, mine & compute, mine & (graph.kind == Kind.COLLECTIVE))
     inner = busy[busiest]
-    if not talk:
+    if not comm:
         share = step.comm_share(busiest)
-        inner, talk = inner * (1 - share), inner * share
-    rest = max(timeline.seconds - inner - talk - update, 0.0)
+        inner, comm = inner * (1 - share), inner * share
+    rest = max(timeline.seconds - inner - comm - update, 0.0)
     exposed = min(_exposed(timeline, mine), rest)  # updates may run beside later messages
     idle = rest - exposed
     return {
         "compute_s": inner,
-        "exchange_s": talk,
+        "exchange_s": comm,
         "reduce_s": exposed,
         "update_s": update,
         "idle_s": idle if idle > 1e-12 else 0.0,  # below that it is rounding
@@ -326,7 +326,7 @@ def _exposed(timeline: Timeline, mine: Rows) -> float:
     """Seconds of collectives after the last backward of a rank has ended."""
     graph = timeline.graph
     back = mine & (graph.kind == Kind.KERNEL) & (graph.phase == Phase.BACKWARD)
-    talk = mine & (graph.kind == Kind.COLLECTIVE)
+    comm = mine & (graph.kind == Kind.COLLECTIVE)
     end = float(timeline.end[back].max(initial=0.0))
-    late = np.maximum(timeline.end[talk] - np.maximum(timeline.start[talk], end), 0.0)
+    late = np.maximum(timeline.end[comm] - np.maximum(timeline.start[comm], end), 0.0)
     return float(late.sum())

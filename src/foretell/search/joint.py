@@ -536,8 +536,8 @@ class _Search:
         if plan.pp > 1 and all(len(ranks) % inner == 0 for ranks in every):
             each = [len(ranks) // plan.pp for ranks in every]
             pairs = list(zip(every, each, strict=True))
-            dealt = [r[s * n : (s + 1) * n] for s in range(plan.pp) for r, n in pairs]
-            yield plan.but(layers=(), placement=tuple(rank for some in dealt for rank in some))
+            assigned = [r[s * n : (s + 1) * n] for s in range(plan.pp) for r, n in pairs]
+            yield plan.but(layers=(), placement=tuple(rank for some in assigned for rank in some))
 
     def fewer_devices(self) -> Iterator[Offers]:
         """The best layouts on the fastest kinds of device, or for energy on fewer nodes."""

@@ -672,10 +672,10 @@ def _layer_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
             is_end = source in ends or target in ends
             for many in (1, FEW) if is_end and 0 <= target < plan.pp and target != source else ():
                 if now[source] > many:
-                    dealt = list(now)
-                    dealt[source] -= many
-                    dealt[target] += many
-                    yield plan.but(layers=tuple(dealt))
+                    assigned = list(now)
+                    assigned[source] -= many
+                    assigned[target] += many
+                    yield plan.but(layers=tuple(assigned))
 
 
 def _state_moves(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
@@ -746,8 +746,8 @@ def _segment_frameworks(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
     alone = [p.but(zero=3, shard=int(p.dp > 1)) for p in whole]
     for name, rows in (("ddp", whole), ("fsdp", alone)):
         for kernels in ("fused", "") if plan.framework != name else ():
-            dealt = [replace(one, plan=row) for one, row in zip(found, rows, strict=True)]
-            yield written(own.but(framework=name, optimizer_kernels=kernels), dealt)
+            assigned = [replace(one, plan=row) for one, row in zip(found, rows, strict=True)]
+            yield written(own.but(framework=name, optimizer_kernels=kernels), assigned)
 
 
 def _block_moved(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
@@ -755,10 +755,10 @@ def _block_moved(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
     for a, source in enumerate(found):
         for b, target in enumerate(found):
             if a != b and source.blocks > 1:
-                dealt = list(found)
-                dealt[a] = replace(source, blocks=source.blocks - 1)
-                dealt[b] = replace(target, blocks=target.blocks + 1)
-                yield written(plan, dealt)
+                assigned = list(found)
+                assigned[a] = replace(source, blocks=source.blocks - 1)
+                assigned[b] = replace(target, blocks=target.blocks + 1)
+                yield written(plan, assigned)
 
 
 def _splits(plan: Plan, workload: Workload) -> Iterator[Plan]:

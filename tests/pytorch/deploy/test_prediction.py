@@ -88,7 +88,7 @@ def test_what_cannot_be_timed_is_said():
 
 def test_measured_messages_take_the_place_of_formulas():
     machines = load("dgx-a100:gpus=2").calibrated(
-        Calibration(talk=2.0, messages=(Message("all_reduce", 2, 1e-3, 1e-9),))
+        Calibration(comm=2.0, messages=(Message("all_reduce", 2, 1e-3, 1e-9),))
     )
     found = collective.price("all_reduce", 1e6, machines.levels([0, 1]))
     assert found.seconds == pytest.approx(2 * (1e-3 + 1e-3))

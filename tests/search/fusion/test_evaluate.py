@@ -15,7 +15,7 @@ from foretell.search.fusion.fused_step import (
     lower,
     own_buckets,
 )
-from foretell.search.fusion.lanes import ends, packed, talk
+from foretell.search.fusion.lanes import comm, ends, packed
 from foretell.search.fusion.planner import random_move
 from foretell.search.fusion.state import fitting_edges, put_off, random_change, unfused
 from foretell.simulate import simulate
@@ -101,7 +101,7 @@ def _through(ready, sizes, edges, laws):
     first, ones = np.array(edges, np.int64), np.ones(many, np.int64)
     end, done = np.zeros(many), np.zeros(many)
     member = np.arange(len(ready))
-    return talk(ready, sizes, first, member, ones, laws, 0.0, 0.0, False, end, done, 0)
+    return comm(ready, sizes, first, member, ones, laws, 0.0, 0.0, False, end, done, 0)
 
 
 def test_lanes_taken_up_in_the_middle_end_the_same():
@@ -120,8 +120,8 @@ def test_lanes_taken_up_in_the_middle_end_the_same():
         1e-4,
         True,
     )
-    step = talk(scored.ready, problem.sizes, *given_, whole, done, 0)
-    assert talk(scored.ready, problem.sizes, *given_, whole, done, 4) == step
+    step = comm(scored.ready, problem.sizes, *given_, whole, done, 0)
+    assert comm(scored.ready, problem.sizes, *given_, whole, done, 4) == step
 
 
 def test_a_late_gradient_leaves_last_and_others_earlier():

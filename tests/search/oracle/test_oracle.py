@@ -274,7 +274,7 @@ class TestAnswer:
     def test_messages_are_reported_by_collective_exposed_and_hidden(self, answer):
         for row in answer["rows"]:
             parts = row["breakdown"]
-            waits = parts["talk_s"] + parts["reduce_s"] + parts["send_s"]
+            waits = parts["comm_s"] + parts["reduce_s"] + parts["send_s"]
             assert row["exposed_s"] == pytest.approx(waits)
             assert sum(row["collectives"].values()) <= row["exposed_s"] + row["hidden_s"] + 1e-9
         data = next(r for r in answer["rows"] if r["strategy"] == "data")
@@ -292,7 +292,7 @@ class TestAnswer:
 
     def test_a_calibration_slows_every_row(self, answer, tmp_path):
         path = tmp_path / "slow.json"
-        path.write_text('{"calibration": {"compute": 2.0, "host": 2.0, "talk": 2.0}}')
+        path.write_text('{"calibration": {"compute": 2.0, "host": 2.0, "comm": 2.0}}')
         slow = oracle("resnet50", "abci", "8", calibration=path).to_dict()
         fast = {r["strategy"]: r["step_s"] for r in answer["rows"] if r["gpus"] == 8}
         for row in slow["rows"]:

@@ -55,8 +55,8 @@ def test_shares_are_as_good_as_by_trying_all(vgg):
     for fuse in (0.0, 25e6):
         every = [named(vgg, row, fuse=fuse) for row in product(range(4), repeat=count)]
         took = on.many(every)
-        dealt = on.seconds(uniform(vgg, Action(0, PS), fuse=fuse))
-        assert min(took) <= dealt <= min(took) * 1.01
+        assigned = on.seconds(uniform(vgg, Action(0, PS), fuse=fuse))
+        assert min(took) <= assigned <= min(took) * 1.01
         assert max(took) > min(took) * 1.005  # it matters who serves
 
 
@@ -122,12 +122,12 @@ def test_a_server_needs_room_for_the_state(folder):
         assert (judge.seconds(found) < inf) == (kind == "v100-32")
         assert judge.fault(found) == ("" if kind == "v100-32" else "memory")
     assert judge.seconds(uniform(on, Action(0, PS))) < inf
-    dealt = uniform(on, Action(0, PS), fuse=inf)  # one message, one server
-    assert judge.seconds(dealt) < inf
-    assert {kinds[place] for place in settled(on, dealt)[2]} == {"v100-32"}
-    held = memory(on, dealt)
+    assigned = uniform(on, Action(0, PS), fuse=inf)  # one message, one server
+    assert judge.seconds(assigned) < inf
+    assert {kinds[place] for place in settled(on, assigned)[2]} == {"v100-32"}
+    held = memory(on, assigned)
     assert all(held[rank] <= on.cluster.devices[rank].memory for rank in held)
-    assert "ps by 1 v100-32" in text(on, dealt, settled(on, dealt)[2].tolist())
+    assert "ps by 1 v100-32" in text(on, assigned, settled(on, assigned)[2].tolist())
 
 
 @pytest.mark.parametrize("place", range(4))

@@ -86,8 +86,8 @@ def _stages(profile: Profile, speeds: Sequence[float]) -> Plan | None:
 
     best = min(combinations(range(1, len(firsts)), len(speeds) - 1), key=worst)
     starts = [firsts[k] for k in (0, *best)]
-    dealt = [{rank: batch} for rank in range(len(speeds))]
-    return _grouped(profile, starts, dealt).but(micro_batch=-(-batch // _BATCHES))
+    assigned = [{rank: batch} for rank in range(len(speeds))]
+    return _grouped(profile, starts, assigned).but(micro_batch=-(-batch // _BATCHES))
 
 
 def _apart(profile: Profile, speeds: Sequence[float]) -> Plan | None:
@@ -122,14 +122,14 @@ def _took(profile: Profile, samples: int) -> dict[str, float]:
     return out
 
 
-def _grouped(profile: Profile, starts: list[str], dealt: list[dict[int, int]]) -> Plan:
+def _grouped(profile: Profile, starts: list[str], assigned: list[dict[int, int]]) -> Plan:
     names = list(profile["handed"])
     ends = [names[names.index(n) - 1] for n in starts[1:]] + [names[-1]]
     rows = tuple(
         (first, last, "all-reduce", *(f"{r}:{n}" for r, n in mine.items()))
-        for first, last, mine in zip(starts, ends, dealt, strict=True)
+        for first, last, mine in zip(starts, ends, assigned, strict=True)
     )
-    return Plan(groups=rows, global_batch=sum(dealt[0].values()))
+    return Plan(groups=rows, global_batch=sum(assigned[0].values()))
 
 
 PLANS: dict[str, Callable[[Profile, Sequence[float]], Plan | None]] = {

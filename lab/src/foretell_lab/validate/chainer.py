@@ -138,7 +138,7 @@ def priced(model: str, plan: Plan) -> Parts:
     for layer, cost in zip(workload.layers, found.layers, strict=True):
         both = cost.forward.kernels[0] + cost.backward.kernels[0]
         kernels += layer.times * float(both)
-        exchanges += layer.times * float(cost.forward.talk[0])
+        exchanges += layer.times * float(cost.forward.comm[0])
     return Parts(kernels, exchanges)
 
 

@@ -82,19 +82,19 @@ def _line(row: dict[str, str], fabric: Fabric) -> Output:
     asked = Asked(net, fabric, int(float(row["p"])), float(row["B"]), inner=inner)
     told = paradl(_WORDS[word], asked)
     said = (row["Tcomp_s_epoch"], row["Tcomm_s_epoch"], row["mem_bytes"])
-    compute, talk, memory = map(float, said)
+    compute, comm, memory = map(float, said)
     slips = word in SLIPS
     return Output(
         row["log"],
         word,
         told.compute / compute - 1,
-        float("nan") if slips else _off(told, talk),
+        float("nan") if slips else _off(told, comm),
         float("nan") if slips else told.memory / memory - 1,
     )
 
 
-def _off(told: Epoch, talk: float) -> float:
-    return told.communication / talk - 1 if talk else told.communication
+def _off(told: Epoch, comm: float) -> float:
+    return told.communication / comm - 1 if comm else told.communication
 
 
 def report(truth: Path) -> dict[str, Any]:
@@ -107,13 +107,13 @@ def report(truth: Path) -> dict[str, Any]:
 
 def _summary(found: list[Output]) -> dict[str, float]:
     """Lines within 1 % of what the released oracle printed, of those it could be compared with."""
-    talk = np.array([abs(x.communication) for x in found])
-    known = ~np.isnan(talk)
+    comm = np.array([abs(x.communication) for x in found])
+    known = ~np.isnan(comm)
     return {
         "lines": float(len(found)),
         "compute_within": float(np.mean([abs(x.compute) <= 0.01 for x in found])),
         "compared": float(known.sum()),
-        "communication_within": float(np.mean(talk[known] <= 0.01)),
+        "communication_within": float(np.mean(comm[known] <= 0.01)),
         "memory_within": float(
             np.nanmean([abs(x.memory) <= 0.01 for x in found if x.memory == x.memory])
         ),

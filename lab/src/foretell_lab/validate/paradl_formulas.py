@@ -166,15 +166,15 @@ def _serial(a: Asked) -> Epoch:
 
 def _data(a: Asked) -> Epoch:
     wait, beta = a.fabric.wait(a.ranks), a.fabric.beta(a.ranks)
-    talk = a.steps * ring(a.ranks, a.net.weights * DELTA, wait, beta)
-    return Epoch(a.time / a.ranks, talk, a.memory(a.batch / a.ranks, a.net.weights))
+    comm = a.steps * ring(a.ranks, a.net.weights * DELTA, wait, beta)
+    return Epoch(a.time / a.ranks, comm, a.memory(a.batch / a.ranks, a.net.weights))
 
 
 def _filter(a: Asked) -> Epoch:
     wait, beta = a.fabric.wait(a.ranks), a.fabric.beta(a.ranks)
-    talk = a.steps * _layers(a, a.ranks, a.batch, wait, beta)
+    comm = a.steps * _layers(a, a.ranks, a.batch, wait, beta)
     compute = a.time * (1 - a.net.share + a.net.share / a.ranks)
-    return Epoch(compute, talk, a.memory(a.batch, a.net.weights / a.ranks))
+    return Epoch(compute, comm, a.memory(a.batch, a.net.weights / a.ranks))
 
 
 def _layers(a: Asked, ranks: int, batch: float, wait: float, beta: float) -> float:
@@ -186,13 +186,13 @@ def _layers(a: Asked, ranks: int, batch: float, wait: float, beta: float) -> flo
 def _data_filter(a: Asked) -> Epoch:
     inner, outer = a.inner, a.ranks // a.inner
     local, beta = a.fabric.wait(inner), a.fabric.beta(inner)
-    talk = _layers(a, inner, a.batch / outer, local, beta)
+    comm = _layers(a, inner, a.batch / outer, local, beta)
     own = sum(p.weights / (inner if p.is_split else 1) for p in a.net.parts)
     size = (a.net.weights if a.fabric.whole else own) * DELTA
     if outer > 1:
-        talk += ring(outer, size, a.fabric.wait(a.ranks), _shared(a))
+        comm += ring(outer, size, a.fabric.wait(a.ranks), _shared(a))
     compute = a.time / outer * (1 - a.net.share + a.net.share / inner)
-    return Epoch(_whole(a, compute), a.steps * talk, a.memory(a.batch / outer, own))
+    return Epoch(_whole(a, compute), a.steps * comm, a.memory(a.batch / outer, own))
 
 
 def _shared(a: Asked) -> float:
@@ -207,10 +207,10 @@ def _whole(a: Asked, compute: float) -> float:
 
 def _spatial(a: Asked) -> Epoch:
     wait, beta = a.fabric.wait(a.ranks), a.fabric.beta(a.ranks)
-    talk = ring(a.ranks, a.net.weights * DELTA, wait, beta)
-    talk += _halos(a, a.batch, wait, beta)
+    comm = ring(a.ranks, a.net.weights * DELTA, wait, beta)
+    comm += _halos(a, a.batch, wait, beta)
     compute = a.time * (1 - a.net.share + a.net.share / a.ranks)
-    return Epoch(compute, a.steps * talk, _spatial_memory(a, a.ranks, a.batch))
+    return Epoch(compute, a.steps * comm, _spatial_memory(a, a.ranks, a.batch))
 
 
 def _spatial_memory(a: Asked, ranks: int, batch: float) -> float:
@@ -232,15 +232,15 @@ def _data_spatial(a: Asked) -> Epoch:
     inner, outer, fabric = a.inner, a.ranks // a.inner, a.fabric
     batch = a.batch / outer
     slow = 2 * inner / fabric.host_rate
-    talk = _halos(a, batch, fabric.host_wait, slow)
+    comm = _halos(a, batch, fabric.host_wait, slow)
     last = a.net.split[-1].y * batch * DELTA / inner
-    talk += (inner - 1) * (fabric.wait(inner) + last * 2 * fabric.beta(inner))
-    talk += ring(inner, a.net.weights * DELTA, fabric.wait(inner), fabric.beta(inner))
+    comm += (inner - 1) * (fabric.wait(inner) + last * 2 * fabric.beta(inner))
+    comm += ring(inner, a.net.weights * DELTA, fabric.wait(inner), fabric.beta(inner))
     if outer > 1:
-        talk += ring(outer, a.net.weights * DELTA, fabric.wait(a.ranks), _shared(a))
+        comm += ring(outer, a.net.weights * DELTA, fabric.wait(a.ranks), _shared(a))
     lost = sum(p.work for p in a.net.parts if p.strides) / sum(p.work for p in a.net.parts)
     compute = a.time / outer * (1 - lost - a.net.share + a.net.share / inner)
-    return Epoch(compute, a.steps * talk, _spatial_memory(a, inner, batch))
+    return Epoch(compute, a.steps * comm, _spatial_memory(a, inner, batch))
 
 
 def _pipeline(a: Asked) -> Epoch:
@@ -252,9 +252,9 @@ def _pipeline(a: Asked) -> Epoch:
     wait, beta = a.fabric.wait(a.ranks), a.fabric.beta(a.ranks)
     size = max((stage[-1].y for stage in stages[:-1]), default=0.0) * DELTA
     hand = wait + a.batch / a.segments * size * beta
-    talk = 2 * a.steps * (a.ranks + a.segments - 2) * hand
+    comm = 2 * a.steps * (a.ranks + a.segments - 2) * hand
     held = max(_stage_memory(a, stage) for stage in stages)
-    return Epoch(a.time * many * longest, talk, held)
+    return Epoch(a.time * many * longest, comm, held)
 
 
 def _stage_memory(a: Asked, stage: tuple[Part, ...]) -> float:

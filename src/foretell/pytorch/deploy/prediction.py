@@ -373,9 +373,9 @@ class Predictor:
         # work that is longer than what was timed for the load sees more of its mean
         sigma = found_load.unsteady * min(1.0, BURN / step) ** 0.5
         drift = _DRIFT["idle"] + _DRIFT["load"] * math.log(found_load.others)
-        talk = math.log1p(math.expm1(self.unsteady) * found.breakdown["reduce_s"] / step)
+        comm = math.log1p(math.expm1(self.unsteady) * found.breakdown["reduce_s"] / step)
         down, up = (
-            math.exp(EIGHTY_PERCENT * math.hypot(wide / EIGHTY_PERCENT, sigma, drift, talk))
+            math.exp(EIGHTY_PERCENT * math.hypot(wide / EIGHTY_PERCENT, sigma, drift, comm))
             for wide in (math.log(found.step / found.low), math.log(found.high / found.step))
         )
         return {

@@ -78,7 +78,7 @@ from foretell.plan.framework import Running, resolved, running
 from foretell.plan.program import Piece as Part
 from foretell.plan.program import Program, ResolvedStep, StageTasks, written
 from foretell.predict import predict
-from foretell.search.fusion.lanes import closed, ends, ends_waiting, packed, seconds, talk
+from foretell.search.fusion.lanes import closed, comm, ends, ends_waiting, packed, seconds
 from foretell.search.fusion.problem import (
     NEAR,
     Memory,
@@ -347,7 +347,7 @@ class Evaluator:
     ) -> Scored:  # fmt: skip
         problem, many = self.problem, len(buckets)
         through, done = np.zeros(many), np.zeros(many)
-        step = talk(
+        step = comm(
             ready, problem.sizes, buckets.first, buckets.member, buckets.parts, self.laws,
             compute, self.update, self.by_message, through, done, 0,
         )  # fmt: skip

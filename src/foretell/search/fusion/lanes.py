@@ -213,7 +213,7 @@ def packed(ready: F1, sizes: F1, laws: F2) -> tuple[I1, float]:
 
 
 @compiled
-def talk(
+def comm(
     ready: F1, sizes: F1, first: I1, member: I1, parts: I1, laws: F2, compute: float, update: float,
     by_message: bool, end: F1, done: F1, since: int,
 ) -> float:  # fmt: skip
@@ -471,7 +471,7 @@ def predicted(profile: Profile, wire: Wire, firsts: Sequence[int]) -> float:
     first = np.array([*firsts, len(profile.sizes)], np.int64)
     member, parts = np.arange(len(profile.sizes)), np.ones(many, np.int64)
     return float(
-        talk(
+        comm(
             profile.ready, profile.sizes, first, member, parts, wire.laws, profile.compute,
             profile.update, False, np.zeros(many), np.zeros(many), 0,
         )

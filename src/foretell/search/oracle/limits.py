@@ -41,7 +41,7 @@ TWICE = 0.25  # of a device's memory that other ranks hold as well
 # Part of an estimate -> what it is called and what to do about it.
 _PARTS = {
     "reduce": ("gradient exchange", "larger batch per device, overlap, zero=1, or compression"),
-    "talk": ("layer-wise collectives", "keep tensor-parallel ranks in a node, or split less"),
+    "comm": ("layer-wise collectives", "keep tensor-parallel ranks in a node, or split less"),
     "bubble": ("pipeline bubble", "more micro-batches, chunks=…, or fewer stages"),
     "send": ("pipeline sends", "fewer stages, or larger micro-batches"),
     "update": ("weight update", "zero=1 shares it among data-parallel ranks"),
@@ -71,12 +71,12 @@ def imbalance(plan: Plan, workload: Workload, cluster: Cluster) -> float:
     if plan.pp == 1:
         return 0.0
     c = costs([check(plan, workload, cluster)], workload, cluster)
-    dealt = shares(workload, c.plans)
+    assigned = shares(workload, c.plans)
     took = {
-        kind: float(stage(c, dealt.times[kind], workload, cluster).both[0])
+        kind: float(stage(c, assigned.times[kind], workload, cluster).both[0])
         for kind in (FIRST, MIDDLE, LAST)
     }
-    middles = float(dealt.middles[0])
+    middles = float(assigned.middles[0])
     mean = (took[FIRST] + middles * took[MIDDLE] + took[LAST]) / (2 + middles)
     return 1 - mean / max(took.values())
 
@@ -150,7 +150,7 @@ def findings(
 def _remedy(plan: Plan, part: str, usual: str) -> str:
     """What to do about a part: shards that are gathered are no tensors that are split."""
     is_split = plan.tp * plan.cp * plan.ep * plan.filter * plan.channel > 1 or bool(plan.spatial)
-    if part == "talk" and plan.zero == 3 and not is_split:
+    if part == "comm" and plan.zero == 3 and not is_split:
         return "larger micro-batches, or shard inside a node alone (shard=…)"
     return usual
 
@@ -158,12 +158,12 @@ def _remedy(plan: Plan, part: str, usual: str) -> str:
 def _halo(
     plan: Plan, parts: dict[str, float], step: float, workload: Workload, cluster: Cluster
 ) -> list[Finding]:
-    """Borders of split images; what is left of `talk` is that of other exchanges."""
+    """Borders of split images; what is left of `comm` is that of other exchanges."""
     if not plan.spatial or plan.pp > 1:
         return []
     sent = by_collective(plan, workload, cluster).get("send", 0.0) / step
-    share = min(sent, parts["talk"])
-    parts["talk"] -= share
+    share = min(sent, parts["comm"])
+    parts["comm"] -= share
     if share <= SHARE:
         return []
     evidence = f"{100 * share:.0f} % of the step goes to the borders of split images"

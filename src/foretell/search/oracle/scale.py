@@ -36,7 +36,7 @@ _MEGATRON = "Shoeybi et al., Megatron-LM, 2019; Narayanan et al., SC 2021"
 _ZERO = "Rajbhandari et al., ZeRO, SC 2020"
 _ALIKE = "every rank computes as much as every other, at the same time"
 ALIKE = 0.01  # of a step: layouts nearer than this are as fast as each other
-PARTS = ("compute", "host", "talk", "bubble", "send", "reduce", "update")
+PARTS = ("compute", "host", "comm", "bubble", "send", "reduce", "update")
 
 
 class Strategy(NamedTuple):
@@ -143,7 +143,7 @@ class Row:
     @property
     def exposed(self) -> float:
         """Seconds of the step that wait for messages."""
-        return sum(self.parts[name] for name in ("talk", "reduce", "send"))
+        return sum(self.parts[name] for name in ("comm", "reduce", "send"))
 
     @property
     def hidden(self) -> float:

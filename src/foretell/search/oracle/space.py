@@ -340,5 +340,5 @@ def _order(swept: Swept) -> Array:
 
 def at_least(found: Estimate) -> Array:
     """Seconds that each layout takes at least: its busiest stage and its update."""
-    least: Array = SLACK * (found.compute + found.host + found.talk + found.update)
+    least: Array = SLACK * (found.compute + found.host + found.comm + found.update)
     return least

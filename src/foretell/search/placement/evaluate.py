@@ -116,19 +116,19 @@ def proportional(t: Tables, s: int) -> Any:
     for c in range(len(share)):
         if t.member[s, c]:
             total += t.ranks[c] * t.speed[t.kind[c]]
-    dealt = 0
+    assigned = 0
     for c in range(len(share)):
         if t.member[s, c]:
             share[c] = max(1, int(t.batch * t.speed[t.kind[c]] / total))
-            dealt += t.ranks[c] * share[c]
-    while dealt < t.batch:  # the next sample to the cell that is furthest below its due
+            assigned += t.ranks[c] * share[c]
+    while assigned < t.batch:  # the next sample to the cell that is furthest below its due
         most, at = -np.inf, -1
         for c in range(len(share)):
             due = t.batch * t.speed[t.kind[c]] / total - share[c]
             if t.member[s, c] and due > most:
                 most, at = due, c
         share[at] += 1
-        dealt += t.ranks[at]
+        assigned += t.ranks[at]
     return share
 
 
@@ -166,35 +166,35 @@ def balanced(t: Tables, s: int, cost: F2, cap: I1) -> I1:
     if room < t.batch or t.size[s] > t.batch:
         return share
     for _ in range(48):
-        middle, dealt = (low + high) / 2, 0
+        middle, assigned = (low + high) / 2, 0
         for c in range(cells):
             if t.member[s, c]:
-                dealt += t.ranks[c] * max(1, min(cap[c], most_within(cost[t.kind[c]], middle)))
-        if dealt >= t.batch:
+                assigned += t.ranks[c] * max(1, min(cap[c], most_within(cost[t.kind[c]], middle)))
+        if assigned >= t.batch:
             high = middle
         else:
             low = middle
-    dealt = 0
+    assigned = 0
     for c in range(cells):
         if t.member[s, c]:
             share[c] = max(1, min(cap[c], most_within(cost[t.kind[c]], high)))
-            dealt += t.ranks[c] * share[c]
-    return trimmed(t, s, cost, share, dealt)
+            assigned += t.ranks[c] * share[c]
+    return trimmed(t, s, cost, share, assigned)
 
 
 @compiled
-def trimmed(t: Tables, s: int, cost: Any, share: Any, dealt: int) -> Any:
+def trimmed(t: Tables, s: int, cost: Any, share: Any, assigned: int) -> Any:
     """Take surplus samples from the slowest device, while it leaves enough for the batch."""
     while True:
         worst, at = -1.0, -1
         for c in range(len(share)):
-            able = t.member[s, c] and share[c] > 1 and dealt - t.ranks[c] >= t.batch
+            able = t.member[s, c] and share[c] > 1 and assigned - t.ranks[c] >= t.batch
             if able and cost[t.kind[c], share[c]] > worst:
                 worst, at = cost[t.kind[c], share[c]], c
         if at < 0:
             return share
         share[at] -= 1
-        dealt -= t.ranks[at]
+        assigned -= t.ranks[at]
 
 
 @compiled

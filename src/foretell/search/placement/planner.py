@@ -109,17 +109,17 @@ def _batches(on: Problem, placement: Placement, most: int) -> dict[str, int]:
 def _replicas(on: Problem, placement: Placement, share: Ints, base: Plan) -> Plan:
     """Data parallelism on some ranks, with a way for each parameter."""
     chosen = placement.actions[0].devices
-    dealt = dict(sorted(samples(on, chosen, share).items()))
-    uneven = len(set(dealt.values())) > 1
-    everywhere = tuple(dealt) == tuple(range(on.cluster.size))
-    sharded = all(a.way == SHARDED for a in placement.actions) and len(dealt) > 1
+    assigned = dict(sorted(samples(on, chosen, share).items()))
+    uneven = len(set(assigned.values())) > 1
+    everywhere = tuple(assigned) == tuple(range(on.cluster.size))
+    sharded = all(a.way == SHARDED for a in placement.actions) and len(assigned) > 1
     return base.but(
-        dp=len(dealt),
-        shares=tuple(dealt.values()) if uneven else (),
-        placement=() if everywhere else tuple(dealt),
+        dp=len(assigned),
+        shares=tuple(assigned.values()) if uneven else (),
+        placement=() if everywhere else tuple(assigned),
         zero=1 if sharded else 0,
         sync=() if sharded else tuple(_sync(on, placement, sorted)),
-        **_batches(on, placement, max(dealt.values())),
+        **_batches(on, placement, max(assigned.values())),
     )
 
 
@@ -166,13 +166,13 @@ def _rows(on: Problem, placement: Placement, share: Ints) -> Iterator[tuple[str,
             continue
         action = chosen[first]
         split = action.way == SPLIT
-        dealt = (
+        assigned = (
             dict.fromkeys(on.fleet.ranks(action.devices), on.batch)
             if split
             else samples(on, action.devices, share)
         )
         ends = on.groups[first].units[0].name, on.groups[g - 1].units[-1].name
-        yield (*ends, WAYS[action.way], *(f"{r}:{n}" for r, n in dealt.items()))
+        yield (*ends, WAYS[action.way], *(f"{r}:{n}" for r, n in assigned.items()))
         first = g
 
 

@@ -198,7 +198,7 @@ class View:
         group = [self.group, told_group, np.eye(len(WAYS))[ways[0]]]
         group += [t.size[sets[0]][:, None] / t.size[0], state]
         placed = t.member[sets[0]]
-        dealt = share[sets[0]] * placed / t.batch
+        assigned = share[sets[0]] * placed / t.batch
         ends = t.reads[:, :2]
         joined = sets[0][ends[:, 0]] == sets[0][ends[:, 1]]
         way_on = self._ways_on(rows, sets, ways, counts, level)
@@ -206,7 +206,7 @@ class View:
         return Seen(
             _small(np.concatenate(group, axis=1)),
             _small(np.concatenate([self.cell, told_cell], axis=1)),
-            _small(np.stack([self.place, placed, dealt], axis=2)),
+            _small(np.stack([self.place, placed, assigned], axis=2)),
             self.link,
             _small(np.stack([handed, joined], axis=1)),
             ends,
@@ -240,14 +240,14 @@ class View:
         count, cells = len(self.problem.groups), len(t.kind)
         index = (np.arange(count) * len(t.size) + sets) * len(WAYS) + ways
         each = self.table[index].sum(axis=1)
-        load, talk, held = (each[:, i * cells : (i + 1) * cells] for i in range(3))
+        load, comm, held = (each[:, i * cells : (i + 1) * cells] for i in range(3))
         share, update, serial = (each[:, 3 * cells + i] for i in range(3))
         source, reader = sets[:, t.reads[:, 0]], sets[:, t.reads[:, 1]]
         moved = t.read_bytes * t.batch * self.rate[source, reader]
         breaks = (source != reader).mean(axis=1) if len(t.reads) else np.zeros(len(sets))
         full = held.max(axis=1)
         return np.stack(
-            [load.max(axis=1), talk.max(axis=1), (load + talk).max(axis=1), share + update,
+            [load.max(axis=1), comm.max(axis=1), (load + comm).max(axis=1), share + update,
              moved.sum(axis=1), breaks, full, full > 1, serial], axis=1,
         ).astype(np.float32)  # fmt: skip
 
@@ -261,10 +261,10 @@ def _guesses(sums: Floats, micros: Ints) -> Floats:
 
     Stages run one after another; with m micro-batches all but the longest count an m-th.
     """
-    load, talk, _, after, moved = sums[:, :5].T
+    load, comm, _, after, moved = sums[:, :5].T
     serial = np.maximum(sums[:, 8], load)
     busy = load + (serial - load) / micros
-    hidden, open_ = np.maximum(busy, talk), busy + talk
+    hidden, open_ = np.maximum(busy, comm), busy + comm
     found = np.stack([hidden, (hidden + open_) / 2, open_], axis=1)
     made: Floats = found + (after + 2 * moved)[:, None] + np.float32(1e-6)
     return made
@@ -284,10 +284,10 @@ def _eye_mean(sets: Ints, ways: Ints) -> Floats:
 def view(problem: Problem) -> View:
     """Look at a problem once; data parallelism that hides nothing is what steps are shares of."""
     t = problem.tables
-    dealt = _rank_shares(problem)
-    scale = float(_took(problem, dealt)[:, 0].sum(axis=0).max())
+    assigned = _rank_shares(problem)
+    scale = float(_took(problem, assigned)[:, 0].sum(axis=0).max())
     scale += float(law(t.laws[0, 0], t.gradient).sum())
-    took = _took(problem, dealt) / scale
+    took = _took(problem, assigned) / scale
     slope = np.where(np.isfinite(t.sends[..., 0]), t.sends[..., 1], inf).min(axis=2)
     wide = portable.log10(np.maximum(slope, 1e-12) * 1e10) / 2  # seconds of 10 GB
     box = t.box[:, None] == t.box[None, :]
@@ -307,7 +307,7 @@ def view(problem: Problem) -> View:
     return View(
         problem,
         scale,
-        _table(problem, dealt, scale),
+        _table(problem, assigned, scale),
         _rates(problem, slope / scale),
         *(_small(x) for x in (group, cell, place, link)),
     )
@@ -330,28 +330,28 @@ def _rank_shares(problem: Problem) -> Ints:
     return found
 
 
-def _took(problem: Problem, dealt: Ints) -> npt.NDArray[np.float64]:
+def _took(problem: Problem, assigned: Ints) -> npt.NDArray[np.float64]:
     """[g, s, c] seconds of a group's forward and backward on the cells of each set."""
     t = problem.tables
     each = np.diff(t.forward, axis=1) + np.diff(t.backward, axis=1)  # [k, g, b]
-    found: npt.NDArray[np.float64] = each[t.kind[None, :], :, dealt].transpose(2, 0, 1)
+    found: npt.NDArray[np.float64] = each[t.kind[None, :], :, assigned].transpose(2, 0, 1)
     return np.where(t.member[None], found, 0.0)
 
 
-def _table(problem: Problem, dealt: Ints, scale: float) -> Floats:
+def _table(problem: Problem, assigned: Ints, scale: float) -> Floats:
     """[g·s·w, ·] seconds, collectives, room on each cell; behind the backward; on the slowest."""
     t = problem.tables
     shape = (len(problem.groups), len(t.size), len(WAYS), len(t.kind))
-    load, talk, held = (np.zeros(shape) for _ in range(3))
+    load, comm, held = (np.zeros(shape) for _ in range(3))
     after, update = np.zeros(shape[:3]), np.zeros(shape[:3])
-    took = _took(problem, dealt)
+    took = _took(problem, assigned)
     split = (t.split_forward[0] + t.split_backward[0]).T
     inside = t.member[None].astype(float)
     slowest = np.where(t.member, t.update.T[:, t.kind][:, None, :], 0.0).max(axis=2)
     state = t.state[:, None] / t.size
     for way in range(len(WAYS)):
         sync, after[:, :, way] = _collectives(problem, way)
-        talk[:, :, way] = sync[:, :, None] * inside
+        comm[:, :, way] = sync[:, :, None] * inside
         if way == SPLIT:
             load[:, :, way] = np.where(np.isfinite(split), split, scale)[:, :, None] * inside
             bytes_ = (t.split_held + t.split_state + t.split_kept).T
@@ -360,11 +360,11 @@ def _table(problem: Problem, dealt: Ints, scale: float) -> Floats:
             continue
         shared = way in (PS, SHARDED)
         load[:, :, way] = took
-        kept = t.kept[:, None, None] * dealt[None]
+        kept = t.kept[:, None, None] * assigned[None]
         mine = t.held[:, None] + (state if shared else t.state[:, None])
         held[:, :, way] = (mine[:, :, None] + kept) * inside
         update[:, :, way] = slowest / (t.size if shared else 1)
-    rows = [load / scale, talk / scale, held / t.room]
+    rows = [load / scale, comm / scale, held / t.room]
     rows += [x[..., None] / scale for x in (after, update, load.max(axis=3))]
     return np.concatenate(rows, axis=3).reshape(-1, 3 * shape[3] + 3).astype(np.float32)
 

@@ -35,7 +35,7 @@ class Weight:
     bytes: float
     elements: float = 0.0  # exact once a call is found that reads it
     users: int = 0
-    dealt: float = 0.0  # elements that calls read slice by slice
+    assigned: float = 0.0  # elements that calls read slice by slice
 
 
 def weights_of(graph: Graph) -> list[Weight]:
@@ -89,11 +89,11 @@ def _as_recorded(
             weight = known.get(path)
             if weight is None or row.op == "copy_":
                 continue
-            is_new = weight.dealt + size <= weight.elements
+            is_new = weight.assigned + size <= weight.elements
             if not is_new and any(path == own for own, _ in row.weights):
                 continue
             (row.weights if is_new else row.tied).append((path, float(size)))
-            weight.dealt, weight.users = weight.dealt + size * is_new, weight.users + 1
+            weight.assigned, weight.users = weight.assigned + size * is_new, weight.users + 1
     return [weight for weight in known.values() if not weight.users]
 
 
@@ -121,16 +121,16 @@ def _claim_ruled(row: Row, places: dict[str, list[Weight]], known: list[Weight],
 
 def _sliced(own: list[Weight], size: int, item: int) -> Weight | None:
     """The parameter of a call's own module that it reads a part of: packed projections."""
-    if any(_is_exactly(w, size, item) and not w.dealt for w in own):
+    if any(_is_exactly(w, size, item) and not w.assigned for w in own):
         return None
-    free = [w for w in own if (not w.users or w.dealt) and w.bytes / item - w.dealt >= size]
+    free = [w for w in own if (not w.users or w.assigned) and w.bytes / item - w.assigned >= size]
     return min(free, key=lambda w: w.bytes, default=None)
 
 
 def _claim_part(row: Row, size: int, weight: Weight) -> None:
     row.reads.append(float(size))
     row.weights.append((weight.path, float(size)))
-    weight.dealt, weight.users = weight.dealt + size, weight.users + 1
+    weight.assigned, weight.users = weight.assigned + size, weight.users + 1
 
 
 def _claim_rest(row: Row, here: list[Weight]) -> None:
