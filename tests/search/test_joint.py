@@ -9,8 +9,9 @@ import pytest
 
 from foretell.api import plan
 from foretell.cluster import Cluster, load
-from foretell.errors import InputError
+from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan
+from foretell.plan.check import check
 from foretell.predict import predict
 from foretell.search.joint import Joint, power
 from foretell.search.kit import in_order, priced, renamed
@@ -36,6 +37,20 @@ def test_the_plan_is_priced_as_predict_prices_it_and_beats_the_oracle() -> None:
     found = Joint(evaluations=30).plan(GPT, cluster)
     assert priced(Plan.parse(str(found.plan)), GPT, cluster).step == found.predicted
     assert found.predicted <= Oracle().plan(GPT, cluster).predicted
+
+
+@pytest.mark.parametrize(("batch", "answers"), [(6, True), (7, False)])
+def test_every_method_is_asked_for_the_samples_of_the_question(batch: int, answers: bool) -> None:
+    """Fused plans once took the model's own batch, and won against plans of more samples."""
+    model, cluster = load_workload("bert:batch=1"), load("a100-80:gpus=2")
+    found = Joint(evaluations=12, global_batch=batch).plan(model, cluster)
+    assert check(found.plan, model, cluster).global_batch == batch
+    fused = [step for name, step in found.baselines.items() if name.startswith("fusion")]
+    assert bool(fused) == answers
+    with pytest.raises(InfeasibleError, match="divides 7 samples over 2 devices"):
+        Joint(evaluations=12, global_batch=7, only="fusion").plan(model, cluster)
+    least = predict(Plan.parse(f"dp=2,global_batch={batch - batch % 2}"), model, cluster).step
+    assert min(fused, default=least) > 0.6 * least
 
 
 def test_stages_of_unlike_devices_have_meshes_of_their_own(tmp_path: Path) -> None:

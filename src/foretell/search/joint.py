@@ -345,7 +345,11 @@ class _Search:
         On large steps that gains a few thousandths and would take most of the time: it is short.
         """
         many, budget = op_count(self.workload), self.options.evaluations
-        return FusionPlanner(evaluations=budget if many <= OPS * budget else SHORT)
+        usual = self.batch == self.workload.batch * self.cluster.size
+        return FusionPlanner(
+            evaluations=budget if many <= OPS * budget else SHORT,
+            batch=0 if usual else self.batch // self.cluster.size,
+        )
 
     def take(self, best: Found | None, name: str = "joint") -> None:
         """Keep the best of the plans that were simulated here."""
@@ -401,7 +405,8 @@ class _Search:
             more = [p.but(framework="ddp", compile=free and p.ranks > p.dp)
                     for p in plans if p.zero < 2]  # fmt: skip
             if not self.options.runnable:  # FSDP casts parameters once, where autocast does always
-                own = [unsharded(p, compiled=free) for p in plans if p.zero == 0 and p.ranks > 1]
+                most = [p for p in plans if p.zero == 0 and (p.ranks > 1 or self.is_mixed)]
+                own = [unsharded(p, compiled=free) for p in most]
                 more += own + [p.but(optimizer_kernels="fused") for p in own if free]
                 more += [p.but(framework=self._usual()) for p in plans if p.zero == 3]
             plans = plans + more
@@ -443,12 +448,13 @@ class _Search:
     def layouts(self, swept: Swept) -> Offers:
         """The best layouts, and the best of every strategy."""
         order = ranked(swept)
+        if not swept.plans:
+            many = f"{self.batch} samples over {self.cluster.size} devices"
+            self.failed["degrees"] = f"no layout of the axes that may change divides {many}"
+            return []
         if not order:
-            least = float(swept.found.missing.min()) if len(swept.plans) else float("nan")
-            self.failed["degrees"] = (
-                f"none of {len(swept.plans)} layouts fits: the nearest lacks "
-                f"{least / 2**30:.1f} GiB a device"
-            )
+            least = f"the nearest lacks {float(swept.found.missing.min()) / 2**30:.1f} GiB a device"
+            self.failed["degrees"] = f"none of {len(swept.plans)} layouts fits: {least}"
             return []
         chosen = _apart(swept, order, int(self.on.budget * LAYOUTS))
         return _offers(swept, chosen)
@@ -575,6 +581,9 @@ class _Search:
         bound = FUSED * _data_parallel(swept, 2) if fuses else _data_parallel(swept, 0)
         if self.cluster.size == 1 and not fuses:
             return False  # there is nowhere else to place anything
+        if fuses and self.batch % self.cluster.size:
+            self.failed[planner.name] = f"{self.batch} samples are not alike on every device"
+            return False
         if (fuses or not self.is_mixed) and not bound < self._least():
             self.failed[planner.name] = "no data-parallel step fits that could be shorter"
             return False
