@@ -113,8 +113,10 @@ def product(b: Array, m: Array, n: Array, k: Array, ta: Array, tb: Array, size: 
     return Product(b, m, n, k, strided, contiguous * size, ta + 1 - tb, (m * k, n * k))
 
 
-def seconds(limits: Limits, fitted: Fitted, asked: Product) -> Array:
-    """Time of each matmul on its own, from the fastest tile and split."""
+def seconds(
+    limits: Limits, fitted: Fitted, asked: Product, times: Array | float = 1.0
+) -> Array:  # fmt: skip
+    """Time of each matmul on its own, from the fastest tile and split; so many times as long."""
     many = asked.b > 1
     alone = replace(asked, b=np.ones(len(many)))
     if limits.pipe == "tensor":  # one set of tiles for both
@@ -127,7 +129,7 @@ def seconds(limits: Limits, fitted: Fitted, asked: Product) -> Array:
         tiles = _tiles(limits.arch, limits.pipe, batched=True)
         out[many] = best(limits, fitted, asked[many], tiles, may_split=False)
     # Vector tiles differ where there are many matmuls: many never take less than one.
-    return out if limits.pipe == "tensor" else np.maximum(out, single)
+    return times * (out if limits.pipe == "tensor" else np.maximum(out, single))
 
 
 @lru_cache
@@ -141,18 +143,24 @@ def _tiles(arch: str, pipe: str, batched: bool) -> Tile:
 def best(limits: Limits, fitted: Fitted, asked: Product, tiles: Tile, *, may_split: bool) -> Array:
     """Time with the fastest of some tiles, and of k whole or split to fill the device."""
     least, (rows, cols) = np.empty(len(asked.b)), tiles
+    resident = _resident(fitted, tiles)
     for at in range(0, len(least), _CHUNK):
         part = asked[at : at + _CHUNK, None]
         grid = np.ceil(part.m / rows), np.ceil(part.n / cols)
         splits, aligned = [np.ones((1, 1))], _aligned(limits, fitted, part)
         if may_split:
-            splits.append(_fill(limits, fitted, part, grid, tiles))
+            splits.append(_fill(limits, fitted, part, grid, resident))
         times = []
         for split in splits:
             blocks = part.b * grid[0] * grid[1] * split
             deep = np.ceil(part.k / split / fitted["step_k"]) * fitted["step_k"]
-            compute = _compute(limits, fitted, blocks, deep, tiles, part.turned, aligned)
-            memory = _memory(limits, fitted, part, grid, tiles, split)
+            work, rate = _compute(limits, fitted, blocks, deep, tiles, resident)
+            rate = np.minimum(rate * _upright(limits, fitted, part.turned), aligned)
+            compute = throttled(limits, fitted, work, rate)
+            here = limits.units * resident  # blocks at once
+            read, window = _traffic(limits, fitted, part, grid, tiles, here / split)
+            flight = np.minimum(blocks, here) * (rows + cols)
+            memory = _memory(limits, fitted, part, read, window, flight)
             fabric = blocks * (rows + cols) * deep * limits.size
             fabric /= np.minimum(limits.units, blocks) * limits.clock * fitted["fabric"]
             busy = norm(fitted["overlap"], compute, memory, fabric)
@@ -163,10 +171,10 @@ def best(limits: Limits, fitted: Fitted, asked: Product, tiles: Tile, *, may_spl
     return least
 
 
-def _fill(limits: Limits, fitted: Fitted, asked: Product, grid: Tile, tile: Tile) -> Array:
+def _fill(limits: Limits, fitted: Fitted, asked: Product, grid: Tile, resident: Array) -> Array:
     """The split of k that fills the device once, as far as k allows."""
     blocks = asked.b * grid[0] * grid[1]
-    room = np.floor(limits.units * _resident(fitted, tile) / blocks)
+    room = np.floor(limits.units * resident / blocks)
     return np.clip(
         np.minimum(room, np.floor(asked.k / fitted["split_k"])), 1.0, fitted["split_most"]
     )
@@ -178,11 +186,10 @@ def _resident(fitted: Fitted, tile: Tile) -> Array:
 
 
 def _compute(
-    limits: Limits, fitted: Fitted, blocks: Array, deep: Array, tile: Tile, turned: Array,
-    aligned: Array,
-) -> Array:  # fmt: skip
+    limits: Limits, fitted: Fitted, blocks: Array, deep: Array, tile: Tile, resident: Array
+) -> tuple[Array, Array]:
+    """Flop with those of idle units, and the rate that busy ones have."""
     rows, cols = tile
-    resident = _resident(fitted, tile)
     waves = np.floor(blocks / (limits.units * resident))
     last = np.ceil((blocks - waves * limits.units * resident) / limits.units)
     # Share of the peak that sums in flight on a unit can keep busy, in full waves and in the last.
@@ -197,10 +204,8 @@ def _compute(
         efficiency = 1 - (1 - efficiency) * limits.ease
     if limits.shares and limits.pipe == "simt":
         efficiency *= fitted["sharing"]
-    free = limits.peak * np.minimum(1.0, efficiency) * _upright(limits, fitted, turned)
-    rate = np.minimum(free, aligned)
     work = turns * 2 * rows * cols * (deep + fitted["start_k"] * limits.ease)
-    return throttled(limits, fitted, work * limits.units, rate)
+    return work * limits.units, limits.peak * np.minimum(1.0, efficiency)
 
 
 def _aligned(limits: Limits, fitted: Fitted, asked: Product) -> Array:
@@ -256,12 +261,10 @@ def norm(p: float, *terms: Array) -> Array:
 
 
 def _memory(
-    limits: Limits, fitted: Fitted, asked: Product, grid: Tile, tile: Tile, split: Array
+    limits: Limits, fitted: Fitted, asked: Product, read: Array, window: Array, flight: Array
 ) -> Array:
-    read, window = _traffic(limits, fitted, asked, grid, tile, split)
+    """Seconds to move what is read; `flight` are rows and columns of blocks at once."""
     moved = asked.b * limits.size * (read + asked.m * asked.n)
-    resident = limits.units * _resident(fitted, tile)
-    flight = np.minimum(asked.b * grid[0] * grid[1] * split, resident) * (tile[0] + tile[1])
     busy = np.minimum(1.0, flight / (limits.units * fitted["flight"]))
     share = portable.power(busy, fitted["flight_power"])
     # Rows a whole stride apart walk more pages than an old memory unit can translate at once; a
@@ -274,11 +277,14 @@ def _memory(
 
 
 def _traffic(
-    limits: Limits, fitted: Fitted, asked: Product, grid: Tile, tile: Tile, split: Array
+    limits: Limits, fitted: Fitted, asked: Product, grid: Tile, tile: Tile, most: Array
 ) -> tuple[Array, Array]:
-    """Elements of A and B one matmul reads from memory, and those within reach of one wave."""
+    """Elements of A and B one matmul reads from memory, and those within reach of one wave.
+
+    `most` are blocks at once, for each part of k.
+    """
     (down, across), (rows, cols) = grid, tile
-    wave = np.minimum(down * across, np.maximum(limits.units * _resident(fitted, tile) / split, 1))
+    wave = np.minimum(down * across, np.maximum(most, 1))
     # Blocks are issued along a row of C; newer libraries walk nearly square patches instead.
     tall = np.clip(np.sqrt(wave * cols / rows), 1.0, down)
     wide = np.clip(wave / tall, 1.0, across)

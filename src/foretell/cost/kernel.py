@@ -38,6 +38,7 @@ They overlap as t = (Σ tᵢᵖ)^(1/p) + start. Constants are fitted per class o
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +53,7 @@ from foretell.cost.shape import columns
 _DEEP = 128.0  # wider heads leave the backward too few registers
 Array = npt.NDArray[np.float64]
 Fitted = Mapping[str, float]
+Formula = Callable[[], Array]  # with the input it has
 
 
 Shapes = Sequence[str] | Mapping[str, npt.ArrayLike] | None
@@ -166,11 +168,13 @@ def memory_bound_seconds(
 
     `uneven` is 1 where inputs are broadcast, strided or of mixed formats.
     """
+    kept = 1 / (1 + portable.power(moved / (shared["keep"] * limits.l2), 4.0))
+    gain = 1 + (shared["cache"] - 1) * kept
     rate = np.where(uneven > 0, fitted["rate_uneven"], fitted["rate"])
     cycles = limits.units * limits.clock
     rows = np.maximum(rows, 1.0)
     terms = (
-        moved / _bandwidth(limits, shared, fitted, moved),
+        moved / (limits.stream * fitted["bandwidth"] * gain),
         n / (cycles * rate),
         rows * fitted["cycles_row"] / cycles,
         n / rows * fitted["cycles_lone"] / limits.clock,
@@ -179,15 +183,6 @@ def memory_bound_seconds(
     busy = portable.power(sum(portable.power(term, p) for term in terms), 1 / p)
     out: Array = limits.floor * (shared["start"] + fitted["start"]) + busy
     return out
-
-
-def _bandwidth(
-    limits: Limits, shared: Mapping[str, float], fitted: Mapping[str, float], moved: Array
-) -> Array:
-    kept = 1 / (1 + portable.power(moved / (shared["keep"] * limits.l2), 4.0))
-    gain = 1 + (shared["cache"] - 1) * kept
-    wide: Array = limits.stream * fitted["bandwidth"] * gain
-    return wide
 
 
 class Price(NamedTuple):
@@ -254,7 +249,7 @@ def seconds(
         known, took = _known(group), roofline(group)
         if known.any():
             rule = _RULES.get(class_of(name, constants), _memory_bound)
-            took[known] = rule(group.take(known))
+            took[known] = rule(group.take(known))()
         out[rows], sigma[rows] = took, _sigma(group, known)
         if device.timed is not None:
             took = device.timed.price(name, kind, part, moved[rows])
@@ -328,13 +323,13 @@ def _sigma(group: Group, known: npt.NDArray[np.bool_]) -> Array:
     return np.where(known, row["seen" if seen else "unseen"], bare)
 
 
-def _gemm(group: Group) -> Array:
+def _gemm(group: Group) -> Formula:
     given = group.limits
     b, m, n, k = (group.column(key, 1.0) for key in ("b", "m", "n", "k"))
     ta, tb = group.column("ta", 0.0), group.column("tb", 0.0)
     asked = gemm.product(b, m, n, k, ta, tb, given.size)
     fitted = group.constants.gemm[given.pipe]
-    return gemm.seconds(given, fitted, asked) * _grouped(group, fitted)
+    return partial(gemm.seconds, given, fitted, asked, _grouped(group, fitted))
 
 
 def _grouped(group: Group, fitted: Mapping[str, float]) -> Array | float:
@@ -350,12 +345,11 @@ def _grouped(group: Group, fitted: Mapping[str, float]) -> Array | float:
     return np.where(kind > 1, weights, np.where(kind > 0, plain, 1.0))
 
 
-def _conv(group: Group) -> Array:
+def _conv(group: Group) -> Formula:
     given = group.limits
     parts = group.constants
-    return gemm.conv_seconds(
-        given, parts.gemm[given.pipe], parts.conv[given.pipe], group.op, _asked(group)
-    )
+    fitted = parts.gemm[given.pipe], parts.conv[given.pipe]
+    return partial(gemm.conv_seconds, given, *fitted, group.op, _asked(group))
 
 
 def _asked(group: Group) -> gemm.Conv:
@@ -381,11 +375,17 @@ def _asked(group: Group) -> gemm.Conv:
     )
 
 
-def _attention(group: Group) -> Array:
+def _attention(group: Group) -> Formula:
     get = group.column
     sizes = [get(key, 1.0) for key in ("b", "heads", "sq", "sk", "d")]
     flags = ("causal", "direction", "dropout", "window")
     asked = Attention(*sizes, *(get(k, 0.0) for k in flags))
+    return partial(_fused_or_not, group, asked)
+
+
+def _fused_or_not(group: Group, asked: Attention) -> Array:
+    """Attention by the kernels that its device has."""
+    get = group.column
     given, parts = group.limits, group.constants
     product = parts.gemm[given.pipe]
     out = attention_seconds(given, product, parts.attention[given.pipe], asked)
@@ -445,7 +445,7 @@ def _unfused(group: Group, a: Attention) -> Array:
     return np.where(back, 2 * products + soft[1], products + soft[0])
 
 
-def _memory_bound(group: Group) -> Array:
+def _memory_bound(group: Group) -> Formula:
     given, parts = group.limits, group.constants
     name = class_of(group.op, parts)
     half = f"{name}_half" if given.size < 4 else name  # libraries have other kernels for halves
@@ -457,7 +457,8 @@ def _memory_bound(group: Group) -> Array:
     cols = np.where(np.isnan(cols), np.minimum(n, 1024.0), cols)
     rows = np.where(np.isnan(rows), n / cols, rows)
     uneven = group.column("uneven", 0.0)
-    return memory_bound_seconds(given, parts.memory["all"], fitted, moved, n, rows, uneven)
+    shared = parts.memory["all"]
+    return partial(memory_bound_seconds, given, shared, fitted, moved, n, rows, uneven)
 
 
 def roofline(group: Group) -> Array:
@@ -472,7 +473,7 @@ def roofline(group: Group) -> Array:
     return given.floor + gemm.norm(fitted["overlap"], compute, memory)
 
 
-_RULES: dict[str, Callable[[Group], Array]] = {
+_RULES: dict[str, Callable[[Group], Formula]] = {
     "gemm": _gemm,
     "conv": _conv,
     "conv_dgrad": _conv,
