@@ -32,7 +32,7 @@ rounding     PyTorch's allocator gives out blocks of 2 MiB and cannot use all it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -69,6 +69,7 @@ from foretell.workload.workload import BYTES, KEPT
 
 CAST = 6.0  # bytes to read a number in fp32 and write it in 16 bits, or the other way
 BIG = 2.0**30  # bytes of a kernel that runs at the pace of the memory
+Copied = list[tuple[Array, Array]]  # seconds more of each layer, forward and backward
 _WEIGHED = ("matmul", "conv")  # ops whose weight gradient is a kernel of its own
 
 
@@ -87,6 +88,7 @@ class Costs:
     adding: tuple[Array, ...] = ()  # seconds to move a byte of each gradient of each layer
     added: Array = field(default_factory=lambda: np.zeros(0))  # bytes of a gradient so moved
     fetched: Array = field(default_factory=lambda: np.zeros(0))  # host seconds to gather a module
+    tied: tuple[tuple[int, int, float], ...] = ()  # layers that share a weight (→ `_tied`)
 
     def take(self, rows: Rows) -> Costs:
         """Some of the plans."""
@@ -102,6 +104,7 @@ class Costs:
             tuple(seconds[rows] for seconds in self.adding),
             self.added[rows],
             self.fetched[rows],
+            self.tied,
         )
 
     def of(self, plan: Plan, cluster: Cluster) -> Costs:
@@ -131,6 +134,7 @@ def joined(some: Sequence[Costs]) -> Costs:
         [LayerMemory.joined(layer) for layer in held],
         weight_gradients=tuple(np.concatenate(layer) for layer in zip(*apart, strict=True)),
         adding=tuple(np.concatenate(layer) for layer in adding),
+        tied=some[0].tied,
         **{name: np.concatenate([getattr(one, name) for one in some]) for name in columns},
     )
 
@@ -148,14 +152,19 @@ def cell_of(plan: Plan) -> Plan:
 
 
 def costs(
-    plans: Sequence[Plan], workload: Workload, cluster: Cluster, device: Device | None = None
-) -> Costs:
-    """Prices of all layers for checked plans, one entry a plan; on the slowest device of all."""
+    plans: Sequence[Plan], workload: Workload, cluster: Cluster, device: Device | None = None,
+    layers: list[LayerCost] | None = None,
+) -> Costs:  # fmt: skip
+    """Prices of all layers for checked plans, one entry a plan; on the slowest device of all.
+
+    `layers` are what kernels and exchanges of each cell of the plans take, where that is known.
+    """
     table = layouts(plans)
     cells, which = table.cells()
     for key in sorted({key for p in plans for key in (alike(p), _shared(p)) if key[0] > 1}):
         levels(cluster, *key)  # links of all groups that reduce or gather, ahead
-    layers = [cost.take(which) for cost in layer_costs(workload, cluster, cells, device)]
+    layers = layer_costs(workload, cluster, cells, device) if layers is None else layers
+    layers = [cost.take(which) for cost in layers]
     held = [_taken(h, which) for h in holdings(workload, cells)]
     overlap_exponent = np.array([r.profile.exponent for r in table.runs])
     timed = [d.timed is not None for d in ([device] if device else cluster.devices)]
@@ -174,8 +183,9 @@ def costs(
     pace, added = _added_seconds(held, cluster, device), np.array([_added(p) for p in plans])
     fetched = np.array([_fetched(p, cluster) for p in plans])
     return Costs(
-        table, layers, held, overlap_exponent, turn, again, share, apart, pace, added, fetched
-    )
+        table, layers, held, overlap_exponent, turn, again, share, apart, pace, added, fetched,
+        _tied(workload),
+    )  # fmt: skip
 
 
 def _added_seconds(
@@ -194,9 +204,10 @@ def _added(plan: Plan) -> float:
 
     Sharded gradients are added up where they are reduced: a rank has a part of them.
     """
-    if plan.zero == 3 and not keeps_whole(plan):
+    run = running(plan)
+    if plan.zero == 3 and not keeps_whole(plan, run):
         return 0.0
-    return running(plan).accumulated * (1 - 1 / max(micro_batches(plan), 1))
+    return run.accumulated * (1 - 1 / max(micro_batches(plan), 1))
 
 
 def unpriced(plans: Sequence[Plan], workload: Workload) -> Costs:
@@ -204,7 +215,8 @@ def unpriced(plans: Sequence[Plan], workload: Workload) -> Costs:
     table = layouts(plans)
     zero = np.zeros(len(plans))
     share = _rerun_share(plans, workload)
-    return Costs(table, [], holdings(workload, table), zero, zero, zero, share)
+    held = holdings(workload, table)
+    return Costs(table, [], held, zero, zero, zero, share, tied=_tied(workload))
 
 
 def _taken(held: LayerMemory, which: Rows) -> LayerMemory:
@@ -296,8 +308,11 @@ class Stage:
         return self.forward + self.backward
 
 
-def stage(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> Stage:
+def stage(
+    c: Costs, times: Array, workload: Workload, cluster: Cluster, copied: Copied | None = None
+) -> Stage:
     """What a stage with each layer so many times costs one micro-batch."""
+    copied = copied_layers(c, workload, cluster) if copied is None else copied
     zero = np.zeros(len(c.plans))
     ways, kernels, comm = [zero.copy(), zero.copy()], zero.copy(), zero.copy()
     issued, tensors = zero.copy(), zero.copy()
@@ -310,11 +325,9 @@ def stage(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> Stage
             issued += many * part.host
         tensors += many * trained[at]
     late = zero.copy(), zero.copy()  # what sharded or fp32 parameters add, layer by layer
-    rows = np.flatnonzero([is_copied(p) for p in c.plans.plans])
-    some = c.take(rows) if len(rows) else c
-    for at, many in enumerate(times[:, rows] if len(rows) else ()):
-        for sums, more in zip(late, copied_seconds(some, at, workload, cluster), strict=True):
-            sums[rows] += more * many
+    for many, both in zip(times, copied, strict=False):
+        for sums, more in zip(late, both, strict=True):
+            sums += more * many
     ways[1] += c.turn * (times[-1] > 0)  # the stage that has the loss
     return Stage(
         ways[0] + late[0],
@@ -322,7 +335,7 @@ def stage(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> Stage
         kernels,
         np.maximum(ways[0] + ways[1] - kernels - comm, 0.0),
         comm + late[0] + late[1],
-        weights(c, times, workload),
+        weights(c, times),
         sum((h.trained()[1] * n for h, n in zip(c.holdings, times, strict=True)), zero),
         tensors,
         np.maximum(kernels + comm - issued, 0.0),
@@ -335,30 +348,31 @@ def trained_tensors(workload: Workload) -> list[int]:
     return [sum(not w.frozen for op in some for w in op.weights) for some in works]
 
 
-def weights(c: Costs, times: Array, workload: Workload, *, frozen: bool = False) -> Array:
+def weights(c: Costs, times: Array, *, frozen: bool = False) -> Array:
     """Elements that every data-parallel rank of a stage trains; with `frozen`, all that it has."""
-    own, zero = own_weights(c, times, workload, frozen=frozen), np.zeros(len(c.plans))
+    own, zero = own_weights(c, times, frozen=frozen), np.zeros(len(c.plans))
     return sum((w * n for w, n in zip(own, times, strict=True)), zero)
 
 
-def own_weights(c: Costs, times: Array, workload: Workload, *, frozen: bool = False) -> list[Array]:
+def own_weights(c: Costs, times: Array, *, frozen: bool = False) -> list[Array]:
     """Elements of each layer, once; what it shares with an earlier one of the stage is not its."""
     every = [h.weights if frozen else h.trained()[0] for h in c.holdings]
     found = list(every)
-    for kept, other, share in _tied(workload):
+    for kept, other, share in c.tied:
         both = (times[kept] > 0) & (times[other] > 0)
         found[other] = found[other] - np.where(both, every[other] * share, 0.0)
     return found
 
 
-def _tied(workload: Workload) -> Iterator[tuple[int, int, float]]:
+def _tied(workload: Workload) -> tuple[tuple[int, int, float], ...]:
     """The layers that share a weight, and what share of the second's it is; all are split alike."""
-    at = {layer.name: i for i, layer in enumerate(workload.layers)}
+    found, at = [], {layer.name: i for i, layer in enumerate(workload.layers)}
     size = workload.weights if workload.tied else {}
     for kept, other in workload.tied:
         first, layer = kept.partition("/")[0], other.partition("/")[0]
         whole = sum(n for name, n in size.items() if name.startswith(f"{layer}/"))
-        yield at[first], at[layer], size[other] / whole
+        found.append((at[first], at[layer], size[other] / whole))
+    return tuple(found)
 
 
 def is_copied(plan: Plan) -> bool:
@@ -374,6 +388,20 @@ def layer_seconds(c: Costs, at: int, workload: Workload) -> tuple[Array, Array]:
     """Forward and backward of one layer, once."""
     forward, backward = layer_parts(c, at, workload)
     return forward.seconds(c.overlap_exponent), backward.seconds(c.overlap_exponent)
+
+
+def copied_layers(c: Costs, workload: Workload, cluster: Cluster) -> Copied:
+    """What gathers and casts of parameters add to every layer; empty where no plan has any."""
+    rows = np.flatnonzero([is_copied(p) for p in c.plans.plans])
+    if not len(rows):
+        return []
+    some = c.take(rows)
+    found = []
+    for at in range(len(workload.layers)):
+        both = np.zeros((2, len(c.plans)))
+        both[:, rows] = copied_seconds(some, at, workload, cluster)
+        found.append((both[0], both[1]))
+    return found
 
 
 def copied_seconds(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
@@ -401,7 +429,8 @@ def copied_seconds(c: Costs, at: int, workload: Workload, cluster: Cluster) -> t
 def _shard_copies(c: Costs, at: int, cluster: Cluster) -> tuple[Array, Array]:
     """Seconds of the copies around the collectives of one layer, forward and backward."""
     held, (trained, _) = c.holdings[at].weights, c.holdings[at].trained()
-    each = np.array([_copied(p) for p in c.plans.plans])
+    pairs = zip(c.plans.plans, c.plans.runs, strict=True)
+    each = np.array([_copied(plan, run) for plan, run in pairs])
     moved = held * each[:, 0], held * each[:, 1] + trained * each[:, 2]
     found = []
     for size in moved:
@@ -411,39 +440,37 @@ def _shard_copies(c: Costs, at: int, cluster: Cluster) -> tuple[Array, Array]:
     return found[0], found[1]
 
 
-def _copied(plan: Plan) -> tuple[float, float, float]:
+def _copied(plan: Plan, run: Running) -> tuple[float, float, float]:
     """Bytes copied: of a parameter forward and backward, of its gradient.
 
     Gathered once and kept (zero 2, `reshard_after_forward=False`), it is copied forward alone; held
     whole (DDP), it is cast from fp32 before its use and its gradient back, as autocast does.
     """
-    profile = running(plan).profile
-    grads = profile.grad_copies.get(_grad_dtype(plan), 0.0)
-    ahead, back = profile.copies
+    grads = run.profile.grad_copies.get(plan.grad_dtype or run.grad_dtype, 0.0)
+    ahead, back = run.profile.copies
     if plan.zero == 3:
-        gathered, scattered = _times_shared(plan)
+        gathered, scattered = _times_shared(plan, run)
         return ahead * gathered, back * gathered, grads * scattered
     return (ahead, 0.0, grads) if plan.zero == 2 else (CAST, 0.0, CAST)
 
 
-def keeps_whole(plan: Plan) -> bool:
+def keeps_whole(plan: Plan, run: Running) -> bool:
     """Whether parameters sharded in fp32 (FSDP) are held whole in half precision for a step.
 
     Gathered once and kept (zero 2, `reshard_after_forward=False`), as torchtitan does in a pipeline
     too, where gradients add up unsharded until the last micro-batch
     (torch/distributed/pipelining/stage.py: `backward_maybe_with_nosync`).
     """
-    run = running(plan)
     is_sharded = run.profile.fp32_parameters and bool(run.formats.master) and plan.zero >= 2
     return is_sharded and (plan.zero == 2 or plan.pp > 1)
 
 
-def _times_shared(plan: Plan) -> tuple[float, float]:
+def _times_shared(plan: Plan, run: Running) -> tuple[float, float]:
     """How often a pass of a micro-batch gathers parameters and scatters gradients, on average."""
-    if plan.zero != 3 or not keeps_whole(plan):
+    if plan.zero != 3 or not keeps_whole(plan, run):
         return 1.0, 1.0
     turns = max(micro_batches(plan), 1)
-    return 1 / (turns * running(plan).profile.gathers), 1 / turns
+    return 1 / (turns * run.profile.gathers), 1 / turns
 
 
 def shard_comm(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
@@ -456,7 +483,8 @@ def shard_comm(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple
     gather = over("all_gather", size * each / reach, shared, cluster)
     trained = c.holdings[at].trained()[0]
     scatter = over("reduce_scatter", trained * grad_width(c) / reach, shared, cluster)
-    often = np.array([_times_shared(p) for p in c.plans.plans])
+    pairs = zip(c.plans.plans, c.plans.runs, strict=True)
+    often = np.array([_times_shared(plan, run) for plan, run in pairs])
     return gather * often[:, 0], scatter * often[:, 1]
 
 
@@ -519,11 +547,8 @@ def over(op: str, size: Array, keys: list[tuple[int, int]], cluster: Cluster) ->
 
 def grad_width(c: Costs) -> Array:
     """Bytes of one gradient where it is reduced."""
-    return np.array([BYTES[_grad_dtype(p)] for p in c.plans.plans])
-
-
-def _grad_dtype(plan: Plan) -> str:
-    return plan.grad_dtype or running(plan).grad_dtype
+    pairs = zip(c.plans.plans, c.plans.runs, strict=True)
+    return np.array([BYTES[plan.grad_dtype or run.grad_dtype] for plan, run in pairs])
 
 
 def cut(seconds: Sequence[float], stages: int) -> tuple[int, ...]:
@@ -652,21 +677,21 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
     """What a rank holds whose stage has each layer so many times."""
     plans = c.plans
     zero, sharing = plans.column("zero"), plans.column("sharing")
-    held_weights = weights(c, times, workload, frozen=True)
-    trained = weights(c, times, workload)
+    held_weights, trained = weights(c, times, frozen=True), weights(c, times)
     held_experts, experts = (
         sum((e * n for e, n in zip(found, times, strict=True)), np.zeros(1))
         for found in ([h.experts for h in c.holdings], [h.trained()[1] for h in c.holdings])
     )
     state = np.array([r.state_bytes for r in plans.runs])
     state = np.where([p.offload for p in plans.plans], 0.0, state)
-    kept_whole: Flags = np.array([keeps_whole(p) for p in plans.plans])
+    pairs = list(zip(plans.plans, plans.runs, strict=True))
+    kept_whole: Flags = np.array([keeps_whole(plan, run) for plan, run in pairs])
     held = np.array([r.weight_bytes + r.cast_bytes for r in plans.runs])
     each, again = _kept(c, times, workload)
     flying = _in_flight(c, stage)
     summed = (zero >= 2) & ~(kept_whole & (plans.column("pp") > 1))
     gradients = grad_width(c) * (trained / np.where(summed, sharing, 1.0) + experts)
-    alone = np.array([_makes_room(p, r) for p, r in zip(plans.plans, plans.runs, strict=True)])
+    alone = np.array([_makes_room(plan, run) for plan, run in pairs])
     gradients = np.where(alone, np.maximum(gradients - each * flying - again, 0.0), gradients)
     share = np.where(zero >= 1, sharing, 1.0)
     apart = copies(c)

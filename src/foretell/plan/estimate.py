@@ -46,6 +46,7 @@ from foretell.plan.costs import (
     Costs,
     Stage,
     alike,
+    copied_layers,
     copies,
     costs,
     dp_groups,
@@ -93,7 +94,7 @@ class GradientReady(NamedTuple):
 
 def made(c: Costs, times: Array, workload: Workload) -> Iterator[GradientReady]:
     """What each layer of a stage takes backward and makes; the loss first."""
-    own, parts = own_weights(c, times, workload), _parts(workload)
+    own, parts = own_weights(c, times), _parts(workload)
     for at in reversed(range(len(times))):
         seconds = layer_parts(c, at, workload)[1].seconds(c.overlap_exponent) * times[at]
         seconds = seconds + (c.turn * (times[at] > 0) if at == len(times) - 1 else 0.0)
@@ -502,7 +503,8 @@ def estimate(plans: Sequence[Plan], workload: Workload, cluster: Cluster) -> Est
         return Estimate(**{n: np.concatenate([getattr(e, n) for e in found]) for n in names})
     c = costs([check(p, workload, cluster) for p in plans], workload, cluster)
     assigned = shares(workload, c.plans)
-    stages = [stage(c, assigned.times[kind], workload, cluster) for kind in (FIRST, MIDDLE, LAST)]
+    copied, kinds = copied_layers(c, workload, cluster), (FIRST, MIDDLE, LAST)
+    stages = [stage(c, assigned.times[kind], workload, cluster, copied) for kind in kinds]
     hop = sends(c, workload, cluster)
     pipe, period = _pipe(c, stages, assigned.middles, hop)
     reduce, update = _ends(c, stages, assigned.times[FIRST], workload, cluster)

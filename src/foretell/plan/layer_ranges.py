@@ -50,6 +50,7 @@ from foretell.plan.costs import (
     ROUNDING,
     USABLE,
     Costs,
+    copied_layers,
     costs,
     layer_parts,
     own_weights,
@@ -171,7 +172,7 @@ def unit_seconds(
     """Every unit at some numbers of samples on one kind of device: units × sizes."""
     plans = [plain.but(micro_batch=int(b), global_batch=int(b), **degrees) for b in sizes]
     c = costs(plans, workload, cluster, device)
-    ahead, back = seconds_by_layer(c, workload, cluster)
+    ahead, back = seconds_by_layer(c, workload, copied_layers(c, workload, cluster))
     parts = [layer_parts(c, at, workload) for at in range(len(workload.layers))]
     lead = np.array([sum(part.lead(c.overlap_exponent) for part in pair) for pair in parts])
     each = [unit.layer for unit in units(workload)]
@@ -380,7 +381,7 @@ class LayerRange:
         """Trained elements of every layer of the workload, once, on a rank; tied ones once."""
         found = self.stage(costs, self.ranks[0])
         c, times = found.costs, np.array(found.layers)[:, None]
-        own = own_weights(c, times, costs.workload)
+        own = own_weights(c, times)
         return np.array(
             [float(w[0] + h.trained()[1][0]) for w, h in zip(own, c.holdings, strict=True)]
         )

@@ -32,9 +32,8 @@ from foretell.graph import Graph
 from foretell.graph.groups import group_text
 from foretell.plan.check import check, micro_batches, settled
 from foretell.plan.costs import (
+    Copied,
     Costs,
-    copied_seconds,
-    is_copied,
     layer_parts,
     shard_comm,
     width,
@@ -166,24 +165,20 @@ def _is_uneven(own: Plan, plan: Plan) -> bool:
     return bool(own.shares) and not (inside and not plan.segments)
 
 
-def chain(
-    c: Costs, workload: Workload, cluster: Cluster, where: tuple[int, int, int], detail: str,
-    alone: Sequence[float] = (),
-) -> list[Piece]:  # fmt: skip
-    """The pieces of a stage's chunk, forward or backward: `where` is (stage, chunk, way).
-
-    `alone` are the seconds of each layer's weight gradients where they are apart.
-    """
+def chain(one: PricedStage, where: tuple[int, int, int], detail: str) -> list[Piece]:
+    """The pieces of a stage's chunk, forward or backward: `where` is (stage, chunk, way)."""
+    c, workload, cluster = one.costs, one.workload, one.cluster
+    copied, alone = one.copied, one.weight_seconds
     stage, chunk, way = where
     plan = c.plans.plans[0]
     many = times_of(plan, workload, stage, chunk)
     named = [(at, n) for at, n in enumerate(many) if n]
     sharded = plan.zero == 3 and plan.dp * plan.cp > 1
     if detail == "stage" and plan.zero != 3:
-        return [_whole(c, workload, cluster, many, way, alone)]
+        return [_whole(c, workload, copied, many, way, alone)]
     layers = [(at, n / max(round(n), 1)) for at, n in named for _ in range(max(round(n), 1))]
     layers = layers[::-1] if way else layers
-    known = {which: _layer(c, workload, cluster, which, way, alone) for which in set(layers)}
+    known = {which: _layer(c, workload, copied, which, way, alone) for which in set(layers)}
     if sharded:
         scatters = way == (WEIGHT if alone else BACKWARD)
         return _sharded(c, workload, cluster, layers, known, scatters)
@@ -236,7 +231,7 @@ def times_of(plan: Plan, workload: Workload, stage: int, chunk: int) -> list[flo
 
 
 def _whole(
-    c: Costs, workload: Workload, cluster: Cluster, many: list[float], way: int,
+    c: Costs, workload: Workload, copied: Copied, many: list[float], way: int,
     alone: Sequence[float],
 ) -> Piece:  # fmt: skip
     """All layers of a chunk as one piece: nothing in between has a choice."""
@@ -246,10 +241,8 @@ def _whole(
     pairs = zip(seconds, parts, strict=True)
     share = sum(min(n * alone[at], took) for took, (at, _, n) in pairs) if alone else 0.0
     total = sum(seconds)
-    if is_copied(c.plans.plans[0]):
-        total += sum(
-            n * float(copied_seconds(c, at, workload, cluster)[back][0]) for at, _, n in parts
-        )
+    if copied:
+        total += sum(n * float(copied[at][back][0]) for at, _, n in parts)
     flops = sum(n * float(part.flops[0]) for _, part, n in parts)
     if way == WEIGHT:
         return Piece("kernel", NAMES[way], share, "", flops=flops / 2)
@@ -264,17 +257,17 @@ def _turn(c: Costs, many: list[float], backward: bool) -> float:
 
 
 def _layer(
-    c: Costs, workload: Workload, cluster: Cluster, which: tuple[int, float], way: int,
+    c: Costs, workload: Workload, copied: Copied, which: tuple[int, float], way: int,
     alone: Sequence[float],
 ) -> list[Piece]:  # fmt: skip
     """Compute of one layer and what it exchanges, one after the other."""
     at, share = which
-    layer, plan, backward = workload.layers[at], c.plans.plans[0], min(way, BACKWARD)
+    layer, backward = workload.layers[at], min(way, BACKWARD)
     part = layer_parts(c, at, workload)[backward].times(share)
     comm = float((part.comm + part.skew)[0])
     seconds = float(part.seconds(c.overlap_exponent)[0]) - comm
-    if is_copied(plan):
-        seconds += share * float(copied_seconds(c, at, workload, cluster)[backward][0])
+    if copied:
+        seconds += share * float(copied[at][backward][0])
     flops, apart = float(part.flops[0]), min(share * alone[at], seconds) if alone else 0.0
     if way != FORWARD and alone:
         seconds, flops = apart if way == WEIGHT else seconds - apart, flops / 2
@@ -325,10 +318,9 @@ class _Chains:
         key = (*ends, tuple(one.layers), chunk, way, final)
         if key not in self.number:
             where = (stage, chunk, way)
-            workload, alone = self.found.workload, one.weight_seconds
-            pieces = chain(one.costs, workload, one.cluster, where, self.detail, alone)
+            pieces = chain(one, where, self.detail)
             if final and overlaps(one.plan):
-                pieces = split(pieces, one.costs, workload, (stage, chunk), one.sent_in)
+                pieces = split(pieces, one.costs, one.workload, (stage, chunk), one.sent_in)
             self.number[key] = len(self.chains)
             self.chains.append(pieces)
         return self.number[key]

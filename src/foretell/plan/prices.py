@@ -18,14 +18,14 @@ from foretell.cluster import Cluster
 from foretell.graph.groups import group_text
 from foretell.plan.check import micro_batches
 from foretell.plan.costs import (
+    Copied,
     Costs,
     Memory,
     Stage,
     cell_of,
-    copied_seconds,
+    copied_layers,
     costs,
     grad_width,
-    is_copied,
     joined,
     layer_seconds,
     rerun_share,
@@ -41,13 +41,14 @@ from foretell.plan.estimate import (
     regathering,
     updating,
 )
-from foretell.plan.layer_cost import Array
+from foretell.plan.layer_cost import Array, layer_costs, layouts
 from foretell.plan.order import is_split
 from foretell.plan.plan import Plan, stride
 from foretell.workload import Workload
 
 # Prices of one cell on machines of one kind, with what they were worked out for.
-_KNOWN: dict[object, tuple[Workload, Cluster, Cluster, Costs]] = {}
+_Key = tuple[int, int, object, Plan]
+_KNOWN: dict[_Key, tuple[Workload, Cluster, Cluster, Costs]] = {}
 _MOST_KNOWN = 4096
 MOST = 64  # parts of a backward: finer ones change nothing that can be seen
 
@@ -70,6 +71,7 @@ class StageColumns:
     numbers: Array  # of the stages in their pipeline
     workload: Workload
     cluster: Cluster  # what their collectives see
+    copied: Copied  # what gathers and casts of parameters add to each layer
     cost: Stage  # what one micro-batch costs
     devices: Cluster | None = None  # whose memory it is, where not all of those
 
@@ -81,7 +83,7 @@ class StageColumns:
     @cached_property
     def layers(self) -> tuple[Array, Array]:
         """Forward and backward seconds of every layer, once: layers × stages."""
-        return seconds_by_layer(self.costs, self.workload, self.cluster)
+        return seconds_by_layer(self.costs, self.workload, self.copied)
 
     @cached_property
     def weight_seconds(self) -> Array:
@@ -125,13 +127,11 @@ class StageColumns:
         return regathering(self.costs, self.cost, self.cluster)
 
 
-def seconds_by_layer(c: Costs, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
+def seconds_by_layer(c: Costs, workload: Workload, copied: Copied) -> tuple[Array, Array]:
     """Forward and backward seconds of every layer, once: layers × plans."""
-    every = range(len(workload.layers))
-    found = [layer_seconds(c, at, workload) for at in every]
-    if any(is_copied(plan) for plan in c.plans.plans):
-        more = [copied_seconds(c, at, workload, cluster) for at in every]
-        found = [(a + x, b + y) for (a, b), (x, y) in zip(found, more, strict=True)]
+    found = [layer_seconds(c, at, workload) for at in range(len(workload.layers))]
+    if copied:
+        found = [(a + x, b + y) for (a, b), (x, y) in zip(found, copied, strict=True)]
     found[-1] = found[-1][0], found[-1][1] + c.turn
     return np.array([one for one, _ in found]), np.array([other for _, other in found])
 
@@ -175,6 +175,12 @@ class PricedStage:
         """What each layer's weight gradients take, once, where the backward is in two."""
         apart = self.costs.weight_gradients if is_split(self.plan) else ()
         return [float(seconds[0]) for seconds in apart]
+
+    @property
+    def copied(self) -> Copied:
+        """What gathers and casts of parameters add to each layer, once; empty where nothing."""
+        mine = slice(self.column, self.column + 1)
+        return [(ahead[mine], back[mine]) for ahead, back in self.columns.copied]
 
     @cached_property
     def memory(self) -> Memory:
@@ -223,26 +229,51 @@ def priced_stages(
     out: dict[int, PricedStage] = {}
     for rows in kinds.values():
         some = [asked[i] for i in rows]
-        plans = list(dict.fromkeys(one.plan for one in some))
-        if known:
-            machines, found = cluster, {plans[0]: known}
-        else:
-            machines, found = _on_machines(plans, workload, cluster, some[0].ranks)
-        columns = _columns(some, found, workload, machines)
+        keys = {} if known else _keys(some, workload, cluster)
+        if missing := _missing(keys):
+            part, cells = _part(cluster, some[0].ranks), [key[-1] for key in missing]
+            layers = layer_costs(workload, part, layouts(cells).cells()[0])
+            table = costs(cells, workload, part, layers=layers)
+            for k, key in enumerate(missing):
+                _KNOWN[key] = workload, cluster, part, table.take(np.array([k]))
+        machines = _KNOWN[keys[some[0].plan]][2] if keys else cluster
+        found = {plan: _KNOWN[key][3].of(plan, machines) for plan, key in keys.items()}
+        found = found or {some[0].plan: known}
+        each, times = _columns(some, found, workload)
+        numbers, copied = (
+            np.array([float(s.number) for s in some]),
+            copied_layers(each, workload, machines),
+        )
+        cost = stage(each, times, workload, machines, copied)
+        columns = StageColumns(each, times, numbers, workload, machines, copied, cost)
         for k, (i, one) in enumerate(zip(rows, some, strict=True)):
-            own = found[one.plan]
-            if one.plan.recompute_layers:
-                own = columns.costs.take(np.array([k]))
+            own = each.take(np.array([k])) if one.plan.recompute_layers else found[one.plan]
             out[i] = PricedStage(
                 one.number, one.ranks, one.plan, own, workload, machines, columns, k
             )
     return [out[i] for i in range(len(asked))]
 
 
+def _keys(some: Sequence[StageLayers], workload: Workload, cluster: Cluster) -> dict[Plan, _Key]:
+    """What prices of stages on machines alike are kept by."""
+    kind = id(workload), id(cluster), _kind(cluster, some[0].ranks)
+    return {one.plan: (*kind, cell_of(one.plan)) for one in some}
+
+
+def _missing(keys: dict[Plan, _Key]) -> list[_Key]:
+    """Those that are to be priced; all of them where room is made for them."""
+    every = list(dict.fromkeys(keys.values()))
+    missing = [key for key in every if key not in _KNOWN]
+    if missing and len(_KNOWN) + len(missing) >= _MOST_KNOWN:
+        _KNOWN.clear()
+        return every
+    return missing
+
+
 def _columns(
-    some: Sequence[StageLayers], found: dict[Plan, Costs], workload: Workload, cluster: Cluster
-) -> StageColumns:
-    """Stages on machines alike as columns of one table."""
+    some: Sequence[StageLayers], found: dict[Plan, Costs], workload: Workload
+) -> tuple[Costs, Array]:
+    """Prices of stages on machines alike side by side, and how often each runs each layer."""
     number = {plan: k for k, plan in enumerate(found)}
     which = np.array([number[one.plan] for one in some])
     each = joined(list(found.values()))
@@ -253,9 +284,7 @@ def _columns(
         blocks = [sum(n for n, mine in zip(s.times, is_block, strict=True) if mine) for s in some]
         shares = [rerun_share(s.plan, round(n)) for s, n in zip(some, blocks, strict=True)]
         each = replace(each, share=np.array(shares))
-    times = np.array([one.times for one in some], float).T
-    numbers, cost = np.array([float(s.number) for s in some]), stage(each, times, workload, cluster)
-    return StageColumns(each, times, numbers, workload, cluster, cost)
+    return each, np.array([one.times for one in some], float).T
 
 
 def uneven_stage(one: StageLayers, workload: Workload, cluster: Cluster) -> PricedStage:
@@ -266,7 +295,8 @@ def uneven_stage(one: StageLayers, workload: Workload, cluster: Cluster) -> Pric
             found.columns,
             cluster=machines,
             devices=found.cluster,
-            cost=stage(found.columns.costs, found.columns.times, workload, machines),
+            copied=(copied := copied_layers(found.columns.costs, workload, machines)),
+            cost=stage(found.columns.costs, found.columns.times, workload, machines, copied),
         )
         for ranks, plan in unlike_replicas(one.ranks, one.plan, cluster)
         for found in priced_stages([one._replace(plan=plan, ranks=ranks)], workload, cluster)
@@ -291,25 +321,6 @@ def unlike_replicas(
     for each, some in found.values():
         whole = each * turns * plan.dp
         yield some, plan.but(micro_batch=each, shares=(), global_batch=whole)
-
-
-def _on_machines(
-    plans: Sequence[Plan], workload: Workload, cluster: Cluster, ranks: tuple[int, ...]
-) -> tuple[Cluster, dict[Plan, Costs]]:
-    """Some of a cluster's machines, and what layers cost there under some plans."""
-    cells = {plan: cell_of(plan) for plan in plans}
-    kind = id(workload), id(cluster), _kind(cluster, ranks)
-    missing = [cell for cell in dict.fromkeys(cells.values()) if (*kind, cell) not in _KNOWN]
-    if missing:
-        if len(_KNOWN) + len(missing) >= _MOST_KNOWN:
-            _KNOWN.clear()
-            missing = list(dict.fromkeys(cells.values()))
-        part = _part(cluster, ranks)
-        table = costs(missing, workload, part)
-        for k, cell in enumerate(missing):
-            _KNOWN[(*kind, cell)] = workload, cluster, part, table.take(np.array([k]))
-    found = {plan: _KNOWN[(*kind, cell)] for plan, cell in cells.items()}
-    return found[plans[0]][2], {plan: one[3].of(plan, one[2]) for plan, one in found.items()}
 
 
 @lru_cache(maxsize=1024)
