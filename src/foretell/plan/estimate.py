@@ -144,9 +144,8 @@ class Messages(NamedTuple):
         return np.where(made < self.first * (1 - ROUNDED), 0.0, np.minimum(found, 1.0))
 
 
-def first_share(c: Costs, times: Array, workload: Workload, cap: Array) -> Array:
+def first_share(layers: Sequence[GradientReady], cap: Array) -> Array:
     """The share of the gradients in a message that is closed when it has a share `cap` or more."""
-    layers = list(made(c, times, workload))
     total = sum((layer.elements for layer in layers), np.zeros(len(cap)) + ROUNDED**2)
     found, sent = np.ones(len(cap)), np.zeros(len(cap))
     for layer in layers:
@@ -315,7 +314,8 @@ def messages(c: Costs, s: Stage, times: Array, workload: Workload) -> Messages:
     size = np.maximum(s.weights * grad_width(c), 1.0)
     plain = np.array([r.profile.kernels == "eager" for r in c.plans.runs])
     plain &= (listed == 0) & (c.plans.column("zero") == 0)
-    first = first_share(c, times, workload, np.minimum(np.minimum(FIRST_BUCKET, each) / size, 1.0))
+    layers = list(made(c, times, workload))
+    first = first_share(layers, np.minimum(np.minimum(FIRST_BUCKET, each) / size, 1.0))
     equal = np.where(listed > 0, listed, np.maximum(np.ceil(size / each), 1.0))
     more = 1 + np.ceil((1 - first) * size / each * (1 - ROUNDED))
     return Messages(np.where(plain, more, equal), np.where(plain, first, 1 / equal))

@@ -205,8 +205,8 @@ class GroupCosts:
         """Ranges once priced, by their first layer, kind of device or ranks, and samples."""
         return {}
 
-    def price(self, found: Sequence[LayerRange]) -> None:
-        """Price ranges for the samples that their ranks have."""
+    def unpriced(self, found: Sequence[LayerRange]) -> dict[object, StageLayers]:
+        """The stages of ranges, for the samples that their ranks have, to be priced."""
         asked: dict[object, StageLayers] = {}
         for one in found:
             times = np.bincount(
@@ -216,8 +216,7 @@ class GroupCosts:
                 key = one.priced_as(self, rank)
                 if key not in asked:
                     asked[key] = StageLayers(one.plan(self, rank), one.on(rank), tuple(times))
-        stages = priced_stages(list(asked.values()), self.workload, self.cluster)
-        self.stages.update(zip(asked, stages, strict=True))
+        return asked
 
     def degrees(self, ranks: int) -> dict[str, int]:
         """How units are split over so many ranks."""
@@ -797,7 +796,9 @@ class GroupStep(ResolvedStep):
         for one in found:
             if one.is_split:
                 require_split(one, costs)
-        costs.price(found)
+        asked = costs.unpriced(found)
+        stages = priced_stages(list(asked.values()), workload, cluster)
+        costs.stages.update(zip(asked, stages, strict=True))
         return cls(plan, workload, cluster, costs, found, batches)
 
     @property

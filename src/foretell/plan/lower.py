@@ -18,8 +18,9 @@ layers: each is gathered ahead of its use while others compute.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -194,10 +195,18 @@ def _sharded(
     scatters: bool,
 ) -> list[Piece]:
     """Layers whose parameters are gathered one layer ahead, their gradients scattered behind."""
+    took = {at: shard_comm(c, at, workload, cluster) for at in dict.fromkeys(at for at, _ in known)}
+    sizes = {at: float((c.holdings[at].weights * width(c, workload))[0]) for at in took}
     gather, scatter = (
-        {at: _over(op, c, workload, cluster, at) for at, _ in known}
-        for op in ("all_gather", "reduce_scatter")
-    )
+        {
+            at: Piece(
+                "collective", op, float(both[k][0]), workload.layers[at].name, (),
+                comm_bytes=sizes[at], axis="dp",
+            )
+            for at, both in took.items()
+        }
+        for k, op in enumerate(("all_gather", "reduce_scatter"))
+    )  # fmt: skip
     pieces = [gather[layers[0][0]]]
     gathered, done = 0, -1  # where the gather and the compute of the layer before stand
     for k, which in enumerate(layers):
@@ -280,15 +289,6 @@ def _layer(
     if comm and way != WEIGHT:
         pieces.append(Piece("collective", "all_reduce", comm, layer.name, axis="tp"))
     return pieces
-
-
-def _over(op: str, c: Costs, workload: Workload, cluster: Cluster, at: int) -> Piece:
-    """A collective of one layer's shards, waiting for nothing."""
-    gather, scatter = shard_comm(c, at, workload, cluster)
-    seconds = gather if op == "all_gather" else scatter
-    size = float((c.holdings[at].weights * width(c, workload))[0])
-    layer = workload.layers[at].name
-    return Piece("collective", op, float(seconds[0]), layer, (), comm_bytes=size, axis="dp")
 
 
 def split(
@@ -460,23 +460,24 @@ def lower(plan: Plan, workload: Workload, cluster: Cluster, *, detail: str = "st
     if detail not in DETAILS:
         raise unknown("detail", detail, DETAILS)
     plan, cluster = settled(plan, workload, cluster)
-    return lowered(resolved(plan, workload, cluster), detail)
+    step = resolution(plan, workload, cluster)()
+    return lowered(step, step.program(detail))
 
 
-def resolved(
+def resolution(
     plan: Plan, workload: Workload, cluster: Cluster, costs: Costs | None = None
-) -> ResolvedStep:
-    """A settled plan with all its prices; `costs` are those of its degrees where known."""
+) -> Callable[[], ResolvedStep]:
+    """What prices a settled plan in its syntax; `costs` are those of its degrees where known."""
     if plan.stages:
         step = PlacedStep.of(plan, Prices(plan, workload, cluster))
         same = as_degrees(plan, workload) if step.in_order() else None
         if same is None:
-            return step
+            return lambda: step
         cluster = cluster if same.ranks == cluster.size else cluster.part(range(same.ranks))
         plan = check(same, workload, cluster)
     if has_per_rank_costs(plan):
-        return GroupStep.of(plan, workload, cluster)
-    return priced(plan, workload, cluster, costs)
+        return partial(GroupStep.of, plan, workload, cluster)
+    return partial(priced, plan, workload, cluster, costs)
 
 
 def is_even(plan: Plan) -> bool:

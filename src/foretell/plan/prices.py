@@ -68,11 +68,11 @@ class StageColumns:
 
     costs: Costs
     times: Array  # how often each layer runs: layers × stages
-    numbers: Array  # of the stages in their pipeline
     workload: Workload
     cluster: Cluster  # what their collectives see
     copied: Copied  # what gathers and casts of parameters add to each layer
     cost: Stage  # what one micro-batch costs
+    memory: Memory  # what a rank of each holds
     devices: Cluster | None = None  # whose memory it is, where not all of those
 
     @property
@@ -89,11 +89,6 @@ class StageColumns:
     def weight_seconds(self) -> Array:
         """What of each layer's backward can wait, once: layers × stages."""
         return np.minimum(np.array(self.costs.weight_gradients), self.layers[1])
-
-    @cached_property
-    def memory(self) -> Memory:
-        """What a rank of each holds."""
-        return stage_memory(self.costs, self.times, self.workload, self.numbers)
 
     @cached_property
     def brief(self) -> Array:
@@ -245,7 +240,8 @@ def priced_stages(
             copied_layers(each, workload, machines),
         )
         cost = stage(each, times, workload, machines, copied)
-        columns = StageColumns(each, times, numbers, workload, machines, copied, cost)
+        held = stage_memory(each, times, workload, numbers)
+        columns = StageColumns(each, times, workload, machines, copied, cost, held)
         for k, (i, one) in enumerate(zip(rows, some, strict=True)):
             own = each.take(np.array([k])) if one.plan.recompute_layers else found[one.plan]
             out[i] = PricedStage(

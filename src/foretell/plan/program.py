@@ -242,8 +242,8 @@ class _Draft:
         given = {"kind": code_of(BufferKind, kind), "name": self.text(name), **columns}
         self.buffers.append({k: np.broadcast_to(v, (count,)) for k, v in given.items()})
 
-    def graph(self, program: Program, facts: Mapping[str, Any]) -> Graph:
-        """All of it, verified; tasks are numbered in their order."""
+    def tables(self, program: Program) -> dict[str, Any]:
+        """Columns and tables of the graph; tasks are numbered in their order."""
         turn = np.argsort(self.order, kind="stable")
         number = np.append(np.empty_like(turn), NONE)
         number[turn] = np.arange(self.size)
@@ -265,18 +265,16 @@ class _Draft:
         links = Links(
             np.array([self.text(t) for t in program.links], np.int64), np.ones(len(program.links))
         )
-        return assemble(
-            self.size,
-            columns,
-            edges(self.size, number[waits[0]], number[waits[1]]),
-            lanes=lanes,
-            links=links,
-            held=Held(number[held[0]], held[1]),
-            used=Used(number[used[0]], used[1], np.ones(len(used[0]))),
-            buffers=Buffers(**rows),
-            names=Names(self.texts),
-            facts=facts,
-        )
+        return {
+            "columns": columns,
+            "edges": edges(self.size, number[waits[0]], number[waits[1]]),
+            "lanes": lanes,
+            "links": links,
+            "held": Held(number[held[0]], held[1]),
+            "used": Used(number[used[0]], used[1], np.ones(len(used[0]))),
+            "buffers": Buffers(**rows),
+            "names": Names(self.texts),
+        }
 
     def _filled(self, name: str, parts: list[tuple[int, Any]]) -> Any:
         out = np.full(self.size, COLUMNS[name].default, COLUMNS[name].dtype)
@@ -294,9 +292,9 @@ class _Spans(NamedTuple):
     done: Ids  # of each stage: the last task of that action, which may reduce sharded gradients
 
 
-def lowered(step: ResolvedStep, detail: str = "stage") -> Graph:
-    """The graph of a step whose prices are known, with the plan's what-ifs applied."""
-    program, plan = step.program(detail), step.plan
+def lowered(step: ResolvedStep, program: Program) -> Graph:
+    """The graph of a step whose program is known, with the plan's what-ifs applied."""
+    plan = step.plan
     program.slowdown = step.slowdown
     graph = written(program, {"workload": step.workload.name, "plan": str(plan)})
     return applied([parse(text) for text in plan.whatifs], graph, Setting(step.cluster))
@@ -309,7 +307,7 @@ def written(program: Program, facts: Mapping[str, Any]) -> Graph:
     _write_messages(draft, program, spans)
     _write_end(draft, program, spans)
     _write_buffers(draft, program, spans)
-    return draft.graph(program, facts)
+    return assemble(draft.size, facts=facts, **draft.tables(program))
 
 
 def _write_stages(draft: _Draft, program: Program) -> _Spans:

@@ -43,7 +43,7 @@ from foretell.plan.check import settled
 from foretell.plan.costs import costs
 from foretell.plan.framework import apart, arches, running
 from foretell.plan.layer_cost import LayerCost
-from foretell.plan.lower import is_even, resolved
+from foretell.plan.lower import is_even, resolution
 from foretell.plan.program import ResolvedStep, lowered
 from foretell.simulate import Timeline, simulate
 from foretell.workload import Workload
@@ -234,17 +234,24 @@ def predict_many(
     even = [i for i, (plan, where) in enumerate(done) if where is cluster and is_even(plan)]
     known = costs([done[i][0] for i in even], workload, cluster) if even else None
     mine = {i: known.take(np.array([k])) for k, i in enumerate(even)} if known else {}
-    steps = [resolved(plan, workload, where, mine.get(i)) for i, (plan, where) in enumerate(done)]
-    return [
-        replace(found, plan=found.plan.but(placement=plan.placement, cluster=plan.cluster))
-        for found, plan in zip((predicted(s, advises) for s in steps), plans, strict=True)
-    ]
+    found = []
+    for i, (plan, where) in enumerate(done):
+        step = resolution(plan, workload, where, mine.get(i))()
+        timeline = simulate(lowered(step, step.program("stage")))
+        one, asked = summarized(step, timeline, advises), plans[i]
+        own = one.plan.but(placement=asked.placement, cluster=asked.cluster)
+        found.append(replace(one, plan=own))
+    return found
 
 
-def predicted(step: ResolvedStep, advises: bool = True) -> Prediction:
+def predicted(step: ResolvedStep) -> Prediction:
     """Predict a step whose prices are known."""
+    return summarized(step, simulate(lowered(step, step.program("stage"))))
+
+
+def summarized(step: ResolvedStep, timeline: Timeline, advises: bool = True) -> Prediction:
+    """What the simulation of a step says of its plan."""
     plan, workload, cluster = step.plan, step.workload, step.cluster
-    timeline = simulate(lowered(step))
     peak, missing, parts = step.memory()
     seconds = timeline.seconds
     away = step.away

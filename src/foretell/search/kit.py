@@ -211,7 +211,8 @@ def priced(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Prediction:
 def graph_of(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Graph:
     """The step of a plan as a graph."""
     if fuses(plan):
-        return lowered(FusedStep.of(plan, model, cluster))
+        step = FusedStep.of(plan, model, cluster)
+        return lowered(step, step.program("stage"))
     return lower(plan, _with_layers(model), cluster)
 
 
