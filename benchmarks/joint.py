@@ -31,7 +31,16 @@ from foretell.io import write_text
 from foretell.plan import Plan
 from foretell.predict import predict
 from foretell.search.joint import OPS, op_count
-from foretell.search.kit import Planner, in_order, parse, renamed, repredicted, searcher, silent
+from foretell.search.kit import (
+    Planner,
+    in_order,
+    parse,
+    priced,
+    renamed,
+    repredicted,
+    searcher,
+    silent,
+)
 from foretell.workload import Workload
 from foretell.workload import load as load_workload
 from foretell_lab.rivals import RIVALS
@@ -139,7 +148,7 @@ def answer(planner: Planner, workload: Workload, cluster: Cluster) -> dict[str, 
         ranks = in_order(cluster)
         found = searcher(planner, workload)(workload, cluster.subset(ranks), silent)
         found = replace(found, plan=renamed(found.plan, ranks, cluster))
-        found = repredicted(found, workload, cluster)
+        found = repredicted(found, priced(found.plan, workload, cluster))
     except ForetellError as error:
         return {"error": error.message, "cpu_s": time.process_time() - began}
     row = {

@@ -289,7 +289,7 @@ def plan(
     search, ranks = searcher(chosen, workload, pool, seeds), in_order(on)
     found = search(workload, on if ranks == tuple(range(on.size)) else on.subset(ranks), progress)
     found = replace(found, plan=renamed(found.plan, ranks, on))
-    found, own = repredicted(found, workload, on), chosen.own()
+    found, own = repredicted(found, priced(found.plan, workload, on)), chosen.own()
     if own is not None and not found.stopped:  # a published method: our search of its space
         found = replace(found, own=plan(workload, on, own))
     return PlanResult(

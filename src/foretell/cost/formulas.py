@@ -8,8 +8,9 @@ known where all of them are. Work that is no operator goes to the model as it is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -86,7 +87,8 @@ class KernelFormula:
         seconds, sigma = _unknown(work)
         is_known = (work.kind == Kind.KERNEL) & self.knows(work)
         for device, rows in _by_device(work, np.flatnonzero(is_known)):
-            seconds[rows], sigma[rows] = self.asked(device, work.take(rows))
+            found = self.formula(device, work.take(rows))()
+            seconds[rows], sigma[rows] = found.seconds, np.nan_to_num(found.sigma)
         return seconds, sigma
 
     def knows(self, work: Work) -> Array:
@@ -94,11 +96,10 @@ class KernelFormula:
         found: Array = _has_shape(work) | (work.flops > 0) | (work.bytes > 0)
         return found
 
-    def asked(self, device: Device, work: Work) -> tuple[Array, Array]:
-        """The price of work on one device."""
+    def formula(self, device: Device, work: Work) -> Callable[[], kernel.Price]:
+        """What prices work on one device."""
         formats = _formats(work.dtype)
-        found = kernel.seconds(device, work.op, formats, work.shape, work.flops, work.bytes)
-        return found.seconds, found.sigma
+        return partial(kernel.seconds, device, work.op, formats, work.shape, work.flops, work.bytes)
 
 
 class LearnedKernel(KernelFormula):
@@ -111,10 +112,9 @@ class LearnedKernel(KernelFormula):
         """Where there is a shape."""
         return _has_shape(work)
 
-    def asked(self, device: Device, work: Work) -> tuple[Array, Array]:
-        """The price of work on one device."""
-        found = learned.seconds(device, work.op, _formats(work.dtype), work.shape)
-        return found.seconds, np.nan_to_num(found.sigma)
+    def formula(self, device: Device, work: Work) -> Callable[[], kernel.Price]:
+        """What prices work on one device."""
+        return partial(learned.seconds, device, work.op, _formats(work.dtype), work.shape)
 
 
 class CopyFormula:

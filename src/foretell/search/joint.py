@@ -50,7 +50,7 @@ from foretell.predict import Prediction
 from foretell.predict.predict import EIGHTY_PERCENT
 from foretell.search import partition
 from foretell.search.fusion.planner import FusionPlanner
-from foretell.search.kit import Planned, Planner, Progress, repredicted, silent
+from foretell.search.kit import Planned, Planner, Progress, priced, repredicted, silent
 from foretell.search.oracle.space import Space, Swept, layouts, per_node, strategy, sweep
 from foretell.search.partition import Partitioner, divisors, meshes, rows_of
 from foretell.search.placement.planner import PlacementPlanner
@@ -229,7 +229,7 @@ class Joint(Planner):
             for planner in search.methods(swept):
                 try:
                     one = planner.plan(workload, cluster)
-                    one = repredicted(one, workload, cluster)
+                    one = repredicted(one, priced(one.plan, workload, cluster))
                 except ForetellError as error:
                     search.failed[planner.name] = error.message
                     continue

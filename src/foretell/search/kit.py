@@ -27,7 +27,7 @@ from foretell.plan import Plan, lower
 from foretell.plan.program import lowered
 from foretell.pool import Alone, Pool
 from foretell.predict import Prediction, predict_many, predicted
-from foretell.search.fusion.fused_step import FusedStep, fuses
+from foretell.search.fusion.fused_step import FusedStep, fuses, problem_of, require_plain
 from foretell.spec import Spec, split
 from foretell.spec import parse as parse_spec
 from foretell.workload import Workload
@@ -204,14 +204,17 @@ def _searched(planner: Planner, model: Model, cluster: Cluster) -> Planned:
 def priced(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Prediction:
     """The predicted step of a plan: of fused ops where it names them, of layers otherwise."""
     if fuses(plan):
-        return predicted(FusedStep.of(plan, model, cluster))
+        require_plain(plan, cluster)
+        problem = problem_of(plan, model, cluster)
+        return predicted(FusedStep.of(plan, problem, model, cluster))
     return predict_many([plan], _with_layers(model), cluster)[0]
 
 
 def graph_of(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Graph:
     """The step of a plan as a graph."""
     if fuses(plan):
-        step = FusedStep.of(plan, model, cluster)
+        require_plain(plan, cluster)
+        step = FusedStep.of(plan, problem_of(plan, model, cluster), model, cluster)
         return lowered(step, step.program("stage"))
     return lower(plan, _with_layers(model), cluster)
 
@@ -235,9 +238,8 @@ def priced_many(
     return [priced(plan, model, cluster) if fuses(plan) else next(found) for plan in plans]
 
 
-def repredicted(found: Planned, model: Workload | Graph, cluster: Cluster) -> Planned:
+def repredicted(found: Planned, again: Prediction) -> Planned:
     """What a planner found, with the step that `predict` gives its plan: one plan, one number."""
-    again = priced(found.plan, model, cluster)
     bound = None if found.bound is None else min(found.bound, again.step)
     return replace(
         found, predicted=again.step, low=again.low, high=again.high, bound=bound, prediction=again

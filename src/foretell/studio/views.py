@@ -188,7 +188,7 @@ def planned(
     workload: str, cluster: Cluster, planner: str, tell: OnProgress
 ) -> list[dict[str, Any]]:
     """The plan of a planner as `predict` prices it, and its baselines."""
-    from foretell.search.kit import repredicted
+    from foretell.search.kit import priced, repredicted
     from foretell.workload import load
 
     model = load(workload, files=False)
@@ -197,7 +197,7 @@ def planned(
         tell(f"{what}, best {words.seconds(best)}" if best < float("inf") else what, best)
 
     search = allowed(planner).plan(model, cluster, heard)
-    found = repredicted(search, model, cluster)
+    found = repredicted(search, priced(search.plan, model, cluster))
     assert found.prediction is not None
     batch = found.plan.global_batch or model.batch
     known = {

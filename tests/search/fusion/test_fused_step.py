@@ -10,9 +10,10 @@ from foretell.cluster import load as machines
 from foretell.errors import InputError
 from foretell.graph import load as load_graph
 from foretell.plan import Plan, lower, save
-from foretell.predict import predict, predicted
-from foretell.search.fusion.fused_step import FusedStep, fuses
+from foretell.predict import predict
+from foretell.search.fusion.fused_step import fuses
 from foretell.search.fusion.planner import FusionPlanner
+from foretell.search.kit import priced
 from foretell.simulate import simulate
 from foretell.workload import load
 
@@ -36,7 +37,7 @@ A = machines("disco-a")
 def test_a_plan_is_predicted_as_it_was_found(asked):
     found = FusionPlanner(**asked).plan(load(MODEL), A)
     assert fuses(found.plan)
-    told = predicted(FusedStep.of(found.plan, load(MODEL), A))
+    told = priced(found.plan, load(MODEL), A)
     assert told.step == pytest.approx(found.predicted, rel=1e-6)
     assert sum(told.breakdown.values()) == pytest.approx(told.step, rel=1e-6)
     assert told.fits
@@ -67,7 +68,7 @@ def test_the_command_prices_the_plan_that_the_planner_wrote(tmp_path):
 def test_what_has_no_price_is_refused(changes, words):
     plan = FusionPlanner(evaluations=12).plan(load(MODEL), A).plan
     with pytest.raises(InputError, match=words):
-        FusedStep.of(plan.but(**changes), load(MODEL), A)
+        priced(plan.but(**changes), load(MODEL), A)
 
 
 def test_fused_ops_are_never_ignored():

@@ -59,6 +59,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import nan
 from typing import Any, NamedTuple
 
@@ -77,7 +78,7 @@ from foretell.plan.file import COPY, named_ops
 from foretell.plan.framework import Running, resolved, running
 from foretell.plan.program import Piece as Part
 from foretell.plan.program import Program, ResolvedStep, StageTasks, written
-from foretell.predict import predict
+from foretell.predict import Prediction, predict_many
 from foretell.search.fusion.lanes import closed, comm, ends, ends_waiting, packed, seconds
 from foretell.search.fusion.problem import (
     NEAR,
@@ -745,28 +746,25 @@ def run_of(workload: Workload, plan: Plan | None = None) -> Running:
     return running(eager_plan(workload, plan))
 
 
-def referred(
-    problem: Problem, model: Workload | Graph, cluster: Cluster, plan: Plan | None = None
-) -> Problem:
-    """The problem with what `predict` says of its step while nothing is fused: time and memory."""
-    workload = workload_of(model)
-    base = eager_plan(workload, plan)
+def eager_plans(problem: Problem, workload: Workload, plan: Plan | None = None) -> list[Plan]:
+    """The step of a problem while nothing is fused: in plain DDP, then sharded where it is."""
     samples = problem.samples or workload.batch
-    asked = base.but(
+    asked = eager_plan(workload, plan).but(
         dp=problem.wire.ranks,
-        zero=problem.zero,
         recompute="full" if problem.recompute else "none",
         micro_batch=samples,
         global_batch=samples * problem.repeats * problem.wire.ranks,
     )
-    found = predict(asked.but(zero=0), workload, cluster, advises=False)
-    sharded = problem.zero and predict(asked, workload, cluster, advises=False)
-    memory = sharded.peak if sharded else found.peak
-    run = running(base)
+    return [asked, *([asked.but(zero=problem.zero)] if problem.zero else [])]
+
+
+def referred(problem: Problem, eager: Sequence[Prediction], cluster: Cluster) -> Problem:
+    """The problem with what `predict` says of its eager plans: time and memory."""
+    plain, run = eager[0], running(eager[0].plan)
     host = run.issued("elementwise", False) * cluster.calibration.host
-    reference = Reference(found.step, host, run.profile.exponent, found.away)
+    reference = Reference(plain.step, host, run.profile.exponent, plain.away)
     kept = unfused(problem).held - problem.held
-    return replace(problem, reference=reference, held=memory - kept, room=room(cluster))
+    return replace(problem, reference=reference, held=eager[-1].peak - kept, room=room(cluster))
 
 
 def scale_of(problem: Problem) -> float:
@@ -797,10 +795,11 @@ class FusedStep(ResolvedStep):
     scored: Scored
 
     @classmethod
-    def of(cls, plan: Plan, model: Workload | Graph, cluster: Cluster) -> FusedStep:
-        """The step of a plan; an error where it does more than split data."""
-        _require_plain(plan, cluster)
-        judge, scored = evaluated(plan, problem_of(plan, model, cluster))
+    def of(
+        cls, plan: Plan, problem: Problem, model: Workload | Graph, cluster: Cluster
+    ) -> FusedStep:
+        """The step of a plan that splits nothing but data."""
+        judge, scored = evaluated(plan, problem)
         workload = workload_of(_sized(plan, model))
         return cls(_explicit(plan, workload), workload, cluster, judge, scored)
 
@@ -838,7 +837,8 @@ def evaluated(plan: Plan, problem: Problem) -> tuple[Evaluator, Scored]:
     return judge, judge.score(fusion_of(plan, problem), buckets)
 
 
-def _require_plain(plan: Plan, cluster: Cluster) -> None:
+def require_plain(plan: Plan, cluster: Cluster) -> None:
+    """Raise where a plan of fused ops splits more than data."""
     beside = [f"{axis}={n}" for axis, n in plan.degrees().items() if n > 1 and axis != "dp"]
     beside += [f for f in ("sync", "stages", "groups", "shares", "whatifs") if getattr(plan, f)]
     beside += [f"zero={plan.zero}"] if plan.zero not in (0, 2) else []
@@ -865,21 +865,19 @@ def _sized(plan: Plan, model: Workload | Graph) -> Workload | Graph:
 def problem_of(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Problem:
     """The step of a plan, with matmuls open to a compiler where it fuses any."""
     model = _sized(plan, model)
-
-    def made(epilogue: bool) -> Problem:
-        if isinstance(model, Graph):
-            return problem_of_graph(model, cluster, epilogue=epilogue, learned=True, zero=plan.zero)
-        return from_workload(
-            model, cluster, epilogue=epilogue, learned=True, memory=_memory(plan, model),
-            run=run_of(model, plan),
-        )  # fmt: skip
-
-    problem = made(False)
+    if isinstance(model, Graph):
+        make = partial(problem_of_graph, model, cluster, learned=True, zero=plan.zero)
+    else:
+        options = {"memory": _memory(plan, model), "run": run_of(model, plan)}
+        make = partial(from_workload, model, cluster, learned=True, **options)
+    problem = make(epilogue=False)
     kinds = dict(zip((op.name for op in problem.ops), problem.kinds, strict=True))
     inside = (name.removesuffix(COPY) for region in plan.regions for name in region)
     if any(kinds.get(name) == "template" for name in inside):
-        problem = made(True)
-    return referred(problem, model, cluster, plan)
+        problem = make(epilogue=True)
+    workload = workload_of(model)
+    plans = eager_plans(problem, workload, plan)
+    return referred(problem, predict_many(plans, workload, cluster, advises=False), cluster)
 
 
 def _memory(plan: Plan, model: Workload) -> Memory:

@@ -23,6 +23,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import product
 from pathlib import Path
@@ -38,6 +39,7 @@ from foretell.errors import InfeasibleError, InputError
 from foretell.graph import Graph
 from foretell.io import read_json, write_text
 from foretell.plan import Plan, read
+from foretell.predict import predict_many
 from foretell.search.fusion.fused_step import (
     DDP,
     DDP_FIRST,
@@ -49,6 +51,7 @@ from foretell.search.fusion.fused_step import (
     buckets_from,
     buckets_of,
     conditional,
+    eager_plans,
     fusion_of,
     of_kernels,
     own_buckets,
@@ -57,6 +60,7 @@ from foretell.search.fusion.fused_step import (
     run_of,
     scale_of,
     sized_buckets,
+    workload_of,
 )
 from foretell.search.fusion.lanes import greedy, seconds
 from foretell.search.fusion.problem import Memory, Problem, from_workload, problem_of_graph
@@ -841,32 +845,46 @@ class FusionPlanner(Planner):
 
     def problem(self, model: Workload | Graph, cluster: Cluster) -> Problem:
         """What is to be fused: the step as it is, or the quickest way that fits into memory."""
+        sized = model
+        if self.batch and isinstance(model, Workload):
+            sized = replace(model, batch=self.batch)
+        workload, least, settled = workload_of(sized), math.inf, set[object]()
+        found: Problem | None = None
+        for way, make in self._ways(sized, cluster):
+            if way in settled:
+                continue
+            made = make()
+            eager = predict_many(eager_plans(made, workload), workload, cluster, advises=False)
+            made = referred(made, eager, cluster)
+            if found is None or isinstance(model, Graph):
+                found = made
+                if _fits(made):
+                    break
+            elif _fits(made):  # the quickest of ZeRO, recompute and accumulation, nothing fused
+                scored = Evaluator(made, sharded=made.zero == 2).score(unfused(made))
+                took = scale_of(made) * scored.step
+                found, least = (made, took) if took < least else (found, least)
+                settled.add(way)
+            elif made.held > made.room:
+                settled.add(way)  # smaller micro-batches do not help
+        assert found is not None
+        return found
+
+    def _ways(
+        self, model: Workload | Graph, cluster: Cluster
+    ) -> list[tuple[object, Callable[[], Problem]]]:
+        """The step as it is, then ways to need less memory: what they shard and recompute."""
         options: dict[str, Any] = {"epilogue": self.epilogue, "learned": self.learned}
         if isinstance(model, Graph):
-            plain = referred(problem_of_graph(model, cluster, **options), model, cluster)
-            if _fits(plain):
-                return plain
-            return referred(problem_of_graph(model, cluster, **options, zero=2), model, cluster)
-        sized = replace(model, batch=self.batch) if self.batch else model
-        options["run"] = run_of(sized)
-        plain = referred(from_workload(sized, cluster, **options), sized, cluster)
-        if _fits(plain):
-            return plain
-        # the quickest of ZeRO, recompute and accumulation that fits, nothing fused
-        found, least = plain, math.inf
-        for zero, recompute in product((0, 2), (False, True)):
-            for repeats in (k for k in range(1, sized.batch + 1) if sized.batch % k == 0):
-                memory = Memory(repeats, recompute, zero)
-                made = from_workload(sized, cluster, **options, memory=memory)
-                made = referred(made, sized, cluster)
-                if _fits(made):
-                    scored = Evaluator(made, sharded=zero == 2).score(unfused(made))
-                    took = scale_of(made) * scored.step
-                    found, least = (made, took) if took < least else (found, least)
-                    break
-                if made.held > made.room:
-                    break  # smaller micro-batches do not help
-        return found
+            make = partial(problem_of_graph, model, cluster, **options)
+            return [(zero, partial(make, zero=zero)) for zero in (0, 2)]
+        make = partial(from_workload, model, cluster, **options, run=run_of(model))
+        return [("plain", make)] + [
+            ((zero, recompute), partial(make, memory=Memory(repeats, recompute, zero)))
+            for zero, recompute in product((0, 2), (False, True))
+            for repeats in range(1, model.batch + 1)
+            if model.batch % repeats == 0
+        ]
 
     def search(self, problem: Problem, progress: Progress = silent) -> Found:
         """The best way found; never longer than any baseline."""
