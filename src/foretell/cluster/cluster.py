@@ -33,7 +33,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretell.cluster import levels, topology
-from foretell.cluster import levels as tiers_of
 from foretell.cluster.levels import Level, Message
 from foretell.cluster.node import Device, Link, Node
 from foretell.cluster.topology import (
@@ -256,7 +255,12 @@ class Cluster:
         if len(self._levels) >= MOST_KEPT:
             self._levels.clear()
         if key not in self._levels:
-            self._levels[key] = self.calibration.levels(tiers_of.levels(self, group, others))
+            mine = levels.members_of(self, group)
+            rest = [levels.members_of(self, other) for other in others]
+            found = [levels.inner(self, mine, rest)] if mine.counts.max() > 1 else []
+            if len(mine.nodes) > 1:
+                found += levels.outer(self, mine, [m for m in rest if len(m.nodes) > 1])
+            self._levels[key] = self.calibration.levels(tuple(found))
         return self._levels[key]
 
     def ring(self, ranks: Iterable[int]) -> tuple[int, ...]:
@@ -330,7 +334,7 @@ class Cluster:
         return isinstance(other, Cluster) and self.fingerprint() == other.fingerprint()
 
     def __hash__(self) -> int:
-        return hash(self.fingerprint())
+        return hash(self._fingerprint)
 
 
 def of(

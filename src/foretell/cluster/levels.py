@@ -195,33 +195,17 @@ def _augment(
     while queue:
         here = queue.popleft()
         if here in targets:
-            return _walk(came, here)
+            path = []
+            while came[here] >= 0:
+                path.append((came[here], here))
+                here = came[here]
+            return path
         for there, left in room[here].items():
             # Flows are sums of a few bandwidths: what is left of one below a byte/s is rounding.
             if left > 1.0 and there not in came:
                 came[there] = here
                 queue.append(there)
     return []
-
-
-def _walk(came: dict[int, int], here: int) -> list[tuple[int, int]]:
-    path = []
-    while came[here] >= 0:
-        path.append((came[here], here))
-        here = came[here]
-    return path
-
-
-def spread(
-    wires: Wires,
-    members: Sequence[int],
-    *,
-    links: Collection[int] | None = None,
-    absent: Collection[int] = (),
-) -> float:
-    """Bytes/s across the narrowest cut that parts the members; 0 when they are not connected."""
-    first, *rest = members
-    return min((flow(wires, [first], [v], links=links, absent=absent) for v in rest), default=inf)
 
 
 @dataclass(frozen=True)
@@ -234,19 +218,8 @@ class Members:
     classes: tuple[tuple[int, "Slots"], ...]  # (kind of node, slots)
 
 
-def levels(cluster: "Cluster", ranks: Group, beside: Sequence[Group]) -> tuple[Level, ...]:
-    """The tiers of a group of ranks; empty for a single rank."""
-    members = _members(cluster, ranks)
-    others = [_members(cluster, group) for group in beside]
-    found = []
-    if members.counts.max() > 1:
-        found.append(_inner(cluster, members, others))
-    if len(members.nodes) > 1:
-        found += _outer(cluster, members, [m for m in others if len(m.nodes) > 1])
-    return tuple(found)
-
-
-def _members(cluster: "Cluster", ranks: Group) -> Members:
+def members_of(cluster: "Cluster", ranks: Group) -> Members:
+    """A group of ranks node by node."""
     group = np.unique(np.array(ranks, dtype=np.int64))
     nodes, at = np.unique(cluster.nodes[group], return_inverse=True)
     slots = cluster.slots[group]
@@ -262,7 +235,7 @@ def _members(cluster: "Cluster", ranks: Group) -> Members:
     )
 
 
-def _inner(cluster: "Cluster", members: Members, others: Sequence[Members]) -> Level:
+def inner(cluster: "Cluster", members: Members, others: Sequence[Members]) -> Level:
     """The tier inside nodes."""
     for some in (members, *others):  # what spreads and shares are made of
         for kind, slots in some.classes:
@@ -290,7 +263,7 @@ def _inner(cluster: "Cluster", members: Members, others: Sequence[Members]) -> L
     )
 
 
-def _outer(cluster: "Cluster", members: Members, others: Sequence[Members]) -> list[Level]:
+def outer(cluster: "Cluster", members: Members, others: Sequence[Members]) -> list[Level]:
     """The tiers between nodes; one that narrows nothing is counted in the next."""
     stands = _stands(cluster, [members, *others])
     found = []

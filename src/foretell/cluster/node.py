@@ -23,7 +23,7 @@ from functools import cached_property, wraps
 from math import inf
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from foretell.cluster.levels import Wires, flow, spread, tour, widest
+from foretell.cluster.levels import Wires, flow, tour, widest
 from foretell.errors import InputError, unknown
 
 FORMATS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
@@ -236,11 +236,16 @@ class Node:
         """What the slowest of these devices can send to the others while it receives as much."""
         absent = set(range(len(self.devices))) - set(slots)
         direct = {i for i, k in enumerate(self.links) if k.kind in DIRECT}
-        bandwidth = spread(self.wires, slots, links=direct, absent=absent)
-        if not bandwidth:  # NVLink or xGMI does not join them all: the host's wires must help
-            bandwidth = spread(self.wires, slots, absent=absent)
-            if staged := min((s for i in slots if (s := self.devices[i].staged)), default=0.0):
-                return self._through_host(slots, staged, bandwidth)
+        bandwidth = 0.0  # across the narrowest cut that parts them
+        for links in (direct, None):  # where NVLink or xGMI does not join all, the host must help
+            if not bandwidth:
+                cuts = (
+                    flow(self.wires, slots[:1], [v], links=links, absent=absent) for v in slots[1:]
+                )
+                bandwidth, wires = min(cuts, default=inf), links
+        staged = min((s for i in slots if (s := self.devices[i].staged)), default=0.0)
+        if wires is None and staged:
+            return self._through_host(slots, staged, bandwidth)
         used = self._ring_paths(slots)
         slowest = min((self.links[k] for path in used for k in path), key=lambda k: k.bandwidth)
         latency = max(map(self.latency, used))

@@ -178,9 +178,15 @@ def fingerprint(cluster: Cluster) -> str:
     return digest.hexdigest()[:32]
 
 
+_LEFT_OUT = ("title", "sources", "flops", "bus", "node", "timed")  # of a device
+
+
 def _bare_node(node: Node) -> dict[str, Any]:
     return {
-        "devices": [_bare_device(d) for d in node.devices],
+        "devices": [
+            {k: v for k, v in vars(d).items() if k not in _LEFT_OUT} | {"flops": dict(d.flops)}
+            for d in node.devices
+        ],
         "vertices": list(node.vertices.items()),
         "links": [asdict(k) for k in node.links],
         "nics": [asdict(k) for k in node.nics],
@@ -188,12 +194,6 @@ def _bare_node(node: Node) -> dict[str, Any]:
         "host_memory": node.host_memory,
         "price": node.price,
     }
-
-
-def _bare_device(device: Device) -> dict[str, Any]:
-    left_out = ("title", "sources", "flops", "bus", "node", "timed")
-    bare = {k: v for k, v in vars(device).items() if k not in left_out}
-    return bare | {"flops": dict(device.flops)}
 
 
 def describe(cluster: Cluster) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from foretell.cluster import Cluster
@@ -23,7 +23,7 @@ from foretell.errors import InfeasibleError, InputError, unknown
 from foretell.plan.framework import resolved
 from foretell.plan.order import FAMILIES, ONE_CHUNK, SCHEDULES, chunks_of, require_micro_batches
 from foretell.plan.plan import Plan, as_degrees, blocks_of, expert_ranks, micro_samples, segments
-from foretell.workload import Layer, Workload
+from foretell.workload import Workload
 
 AGREED = ("all-reduce", "ps", "sharded", "factors")
 WAYS = (*AGREED, "split")
@@ -219,7 +219,11 @@ def branches(workload: Workload) -> tuple[list[int], list[list[int]], list[int]]
     needs: list[set[int]] = []
     for inputs in reads:
         needs.append(set(inputs).union(*(needs[i] for i in inputs)))
-    work = [_weight(layer, workload) for layer in workload.layers]
+    work = [  # about what layers take: flops, and as many for each byte as a device does meanwhile
+        layer.times * once
+        + INTENSITY * (layer.times * float(layer.output_bytes({}, 1.0, workload.dtype)))
+        for layer, once in zip(workload.layers, workload.layer_flops, strict=True)
+    ]
     found, most = list[list[int]](), BESIDE * sum(work)
     for inputs in reads:
         every = [needs[i] | {i} for i in inputs]
@@ -232,12 +236,6 @@ def branches(workload: Workload) -> tuple[list[int], list[list[int]], list[int]]
     before = set().union(*(needs[i] for i in inside)) - inside
     rest = [i for i in range(len(reads)) if i not in before | inside]
     return sorted(before), found, rest
-
-
-def _weight(layer: Layer, workload: Workload) -> float:
-    """About what a layer takes: its flops, and as many for each byte as a device does meanwhile."""
-    passed = layer.times * float(layer.output_bytes({}, 1.0, workload.dtype))
-    return replace(workload, layers=(layer,)).flops() + INTENSITY * passed
 
 
 def _beside(ways: Sequence[Sequence[int]], work: Sequence[float]) -> float:

@@ -238,9 +238,10 @@ def send_seconds(size: Array, parts: Array, group: tuple[Level, ...], cluster: C
     return out
 
 
-def reduction(c: Costs, s: Stage, times: Array, workload: Workload, cluster: Cluster) -> Array:
-    """Seconds of gradient reduction that no backward hides; `times` of each layer of the stage."""
-    whole = reducing(c, s, cluster)
+def reduction(
+    c: Costs, s: Stage, times: Array, workload: Workload, cluster: Cluster, whole: Array
+) -> Array:
+    """What no backward hides of reducing a stage, all of which takes `whole`; seconds."""
     out = whole + regathering(c, s, cluster)
     rows = np.flatnonzero(np.array([overlaps(p) for p in c.plans.plans]) & (whole > 0))
     if len(rows):
@@ -585,5 +586,6 @@ def _ends(
     """Reduction that is not hidden, and the update, of the stage where they take longest."""
     updates = [updating(c, s, cluster) for s in stages]
     # The first stage ends last: it starts to reduce when its last backward is done.
-    ends = reduction(c, stages[FIRST], first, workload, cluster) + tying(c, workload, cluster)
-    return ends, np.max(updates, axis=0)
+    whole = reducing(c, stages[FIRST], cluster)
+    ends = reduction(c, stages[FIRST], first, workload, cluster, whole)
+    return ends + tying(c, workload, cluster), np.max(updates, axis=0)

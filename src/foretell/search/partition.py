@@ -40,13 +40,14 @@ from foretell.plan.costs import (
     ROUNDING,
     Costs,
     cell_of,
+    copied_layers,
     costs,
     layer_seconds,
     room,
     stage,
     stage_memory,
 )
-from foretell.plan.estimate import reduction, tied_bytes, updating
+from foretell.plan.estimate import reducing, reduction, tied_bytes, updating
 from foretell.plan.framework import resolved, slowdown
 from foretell.plan.layer_cost import Array, layouts
 from foretell.plan.order import last_stage
@@ -538,8 +539,9 @@ class Partitioner:
             blocks = np.array([float(x.is_block * x.times) for x in self.workload.layers])
             times = (blocks * row.blocks / blocks.sum())[:, None]
             where = self.cluster.part(mesh.ranks)
-            one = stage(c, times, self.workload, where)
-            took = reduction(c, one, times, self.workload, where) + updating(c, one, where)
+            one = stage(c, times, self.workload, where, copied_layers(c, self.workload, where))
+            took = reduction(c, one, times, self.workload, where, reducing(c, one, where))
+            took += updating(c, one, where)
             self._ends[key] = float(took[0])
         return self._ends[key]
 

@@ -195,13 +195,22 @@ class Workload:
 
     def flops(self, samples: float = 1.0) -> float:
         """Floating point operations of forward and backward for some samples, nothing twice."""
-        return samples * sum(layer.times * _flops(layer) for layer in self.layers)
+        pairs = zip(self.layers, self.layer_flops, strict=True)
+        return samples * sum(layer.times * work for layer, work in pairs)
+
+    @cached_property
+    def layer_flops(self) -> list[float]:
+        """Floating point operations of one sample through each layer once, forward and backward."""
+        from foretell.workload.kernels import flops
+
+        return [sum(flops(op, op.sizes({})) for op in layer.works()) for layer in self.layers]
 
     @cached_property
     def ends(self) -> tuple[float, float]:
         """Embedding and head as a share of a block, by flops."""
         places = [at for at, layer in enumerate(self.layers) if layer.is_block]
-        work = [layer.times * _flops(layer) for layer in self.layers]
+        pairs = zip(self.layers, self.layer_flops, strict=True)
+        work = [layer.times * once for layer, once in pairs]
         each = sum(work[at] for at in places) / max(self.num_blocks, 1)
         last = len(self.layers) - 1
         inner = [at for at in range(1, last) if at not in places]
@@ -237,13 +246,6 @@ class Workload:
         lines += [f"  {self.parameters:,.0f} parameters, {flops:.3g} flop per sample"]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
-
-
-def _flops(layer: Layer) -> float:
-    """Flop of one sample through a layer once, forward and backward."""
-    from foretell.workload.kernels import flops
-
-    return sum(flops(op, op.sizes({})) for op in layer.works())
 
 
 def _ops(layer: Layer) -> str:
