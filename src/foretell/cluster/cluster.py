@@ -233,8 +233,13 @@ class Cluster:
         self._check((a, b))
         key = topology.key(self, a, b)
         if key not in self._ways:
-            links = topology.route(self, a, b)
-            self._ways[key] = (min(k.bandwidth for k in links), sum(k.latency for k in links))
+            if a != b and self.nodes[a] == self.nodes[b]:
+                node = self.node(a)
+                path = node.path(int(self.slots[a]), int(self.slots[b]))
+                self._ways[key] = node.bandwidth(path), node.latency(path)
+            else:
+                links = topology.route(self, a, b)
+                self._ways[key] = min(k.bandwidth for k in links), sum(k.latency for k in links)
         return self._ways[key]
 
     def host_bandwidth(self, rank: int) -> float:

@@ -384,18 +384,13 @@ def _share_inside(cluster: "Cluster", members: Members, others: Sequence[Members
         for node, c in zip(m.nodes.tolist(), m.alike.tolist(), strict=True):
             if node in here and len(m.classes[c][1]) > 1:
                 here[node].append(m.classes[c][1])
-    return np.array(
-        [
-            _share(_kind(cluster, node), members.classes[c][1], here[node])
-            for node, c in zip(members.nodes.tolist(), members.alike.tolist(), strict=True)
-        ]
-    )
-
-
-def _share(node: "Node", slots: "Slots", others: "Sequence[Slots]") -> float:
-    own = node.ring_load(slots)
-    total = sum((node.ring_load(other) for other in others), start=own)
-    return min((n / total[wire] for wire, n in own.items()), default=1.0)
+    found = []
+    for number, c in zip(members.nodes.tolist(), members.alike.tolist(), strict=True):
+        node = _kind(cluster, number)
+        own = node.ring_load(members.classes[c][1])
+        total = sum((node.ring_load(other) for other in here[number]), start=own)
+        found.append(min((n / total[wire] for wire, n in own.items()), default=1.0))
+    return np.array(found)
 
 
 def _kind(cluster: "Cluster", node: int) -> "Node":

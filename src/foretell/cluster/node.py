@@ -263,7 +263,7 @@ class Node:
     def _ring_paths(self, slots: Slots) -> list[LinkPath]:
         order = self.order(slots, closed=True)
         pairs = zip(order, order[1:] + order[:1], strict=True)
-        return [self.path(a, b) or () for a, b in pairs if a != b]
+        return [self._paths(a).get(b, ()) for a, b in pairs if a != b]
 
     def ring_load(self, slots: Slots) -> Counter[tuple[int, int]]:
         """How often the ring over these devices uses each wire in each direction."""

@@ -113,9 +113,9 @@ class Link:
     pair: float = 1.0  # bytes that each of two nodes sends per byte of an all-reduce by trees
 
 
-def link_of(level: Level) -> Link:
+def link_of(level: Level, known: Mapping[str, Link] | None = None) -> Link:
     """The class of link a level belongs to, among those that ship; as slow as it was measured."""
-    found = nearest(level, links())
+    found = nearest(level, known or links())
     return found if level.later == level.slower == 1 else _slowed(found, level)
 
 
@@ -464,7 +464,8 @@ def _table(op: str, levels: tuple[Level, ...], protocols: tuple[str, ...]) -> _T
     for protocol in protocols:
         if protocol not in PROTOCOLS:
             raise unknown("protocol", protocol, PROTOCOLS)
-    tiers = tiers_of(levels, link_of)
+    shipped = links()
+    tiers = tiers_of(levels, lambda level: link_of(level, shipped))
     found = _timed(op, levels) or ways(op, tiers, protocols)
     if tiers and not found:
         raise InputError(f"no protocol is left to run `{op}` with", hint="name ll, ll128 or simple")

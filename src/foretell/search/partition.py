@@ -498,7 +498,8 @@ class Partitioner:
             columns = self._priced(mesh, mode).take(np.zeros(many, np.intp))
             machines = self.cluster.part(mesh.ranks) if mesh.plan.zero == 3 else self.cluster
             once, last = np.eye(many), np.full(many, float(mesh.plan.pp - 1))
-            took = stage(columns, once, self.workload, machines)
+            copied = copied_layers(columns, self.workload, machines)
+            took = stage(columns, once, self.workload, machines, copied)
             held = stage_memory(columns, once, self.workload, last)
             state = held.parameters + held.gradients + held.optimizers
             moment = (held.workspace + held.buffers) * np.ones(many)

@@ -523,7 +523,17 @@ def problem(
     groups = grouped(workload, mean, holds["handed"], most)
     starts = np.cumsum([0, *(len(group.units) for group in groups)])
     laws, sends = laws_of(machines), sends_of(machines)
-    splits = _splits(workload, machines, batch, plain, starts)
+    axis = "tp" if workload.most("tp") > 1 else "filter"
+    alike, parts = (
+        _split_sets(workload, machines),
+        np.array([-(-batch // m) for m in MICROS], float),
+    )
+    split = {}
+    for s in dict.fromkeys(alike.values()):
+        part, ranks = machines.cluster.part(machines.ranks(s)), {axis: len(machines.ranks(s))}
+        device = machines.kinds[machines.cells[machines.sets[s][0]].kind]
+        split[s] = unit_seconds(workload, part, device, plain, parts, **ranks)
+    splits = _splits(workload, machines, plain, starts, split, alike)
     grad = BYTES[running(plain).grad_dtype]
     sent = factors.tabled(workload, machines, groups, batch, sizes, laws, grad)
     tables = _tables(
@@ -659,8 +669,9 @@ def _host(machines: Fleet, run: Running) -> Array:
 
 
 def _splits(
-    workload: Workload, machines: Fleet, batch: int, plain: Plan, starts: npt.NDArray[Any]
-) -> dict[str, Array]:
+    workload: Workload, machines: Fleet, plain: Plan, starts: npt.NDArray[Any],
+    split: dict[int, UnitSeconds], alike: dict[int, int],
+) -> dict[str, Array]:  # fmt: skip
     """Groups split over the ranks of a set inside one node; infinite where that cannot be."""
     count, many = len(machines.sets), len(starts) - 1
     out = {
@@ -671,29 +682,28 @@ def _splits(
         "lead": np.zeros((len(MICROS), count, many)),
     }
     axis = "tp" if workload.most("tp") > 1 else "filter"
-    parts = np.array([-(-batch // m) for m in MICROS], float)
-    known: dict[tuple[int, int], int] = {}
-    for s, cells in enumerate(machines.sets):
-        ranks, found = machines.ranks(s), [machines.cells[c] for c in cells]
-        inside = len({c.box for c in found}) == 1 and found[0].nodes == 1 and len(ranks) > 1
-        if not inside or len(ranks) > workload.most(axis):
-            continue
-        key = (found[0].group, len(ranks))
-        if key in known:
-            for values in out.values():
-                values[..., s, :] = values[..., known[key], :]
-            continue
-        known[key] = s
-        part = machines.cluster.part(ranks)
-        device = machines.kinds[found[0].kind]
-        degrees = {axis: len(ranks)}
-        took = unit_seconds(workload, part, device, plain, parts, **degrees)
-        holds = held(workload, plain, **degrees)
+    for s, took in split.items():
+        holds = held(workload, plain, **{axis: len(machines.ranks(s))})
         for i in range(len(MICROS)):
             for way, values in zip(("forward", "backward", "lead"), took, strict=False):
                 out[way][i, s] = _sums(values[:, i], starts)
         out["weights"][s], out["kept"][s] = (_sums(holds[k], starts) for k in ("weights", "kept"))
+    for s, first in alike.items():
+        for values in out.values():
+            values[..., s, :] = values[..., first, :]
     return out
+
+
+def _split_sets(workload: Workload, machines: Fleet) -> dict[int, int]:
+    """Sets inside one node that groups can be split over, each with the first that is like it."""
+    most = workload.most("tp") if workload.most("tp") > 1 else workload.most("filter")
+    found, known = dict[int, int](), dict[tuple[int, int], int]()
+    for s, cells in enumerate(machines.sets):
+        some, many = [machines.cells[c] for c in cells], len(machines.ranks(s))
+        inside = len({c.box for c in some}) == 1 and some[0].nodes == 1 and many > 1
+        if inside and many <= most:
+            found[s] = known.setdefault((some[0].group, many), s)
+    return found
 
 
 EVEN, PROPORTIONAL, BALANCED = range(3)  # how samples are split
