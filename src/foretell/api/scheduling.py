@@ -7,7 +7,6 @@ foretell.schedule("gpt:layers=24,hidden=2048,heads=16", "dgx-a100:gpus=8")
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,15 @@ from foretell.report import words
 from foretell.report.words import width
 from foretell.search.schedule import Problem, Schedule, load, shape
 from foretell.search.schedule import schedule as find_schedule
-from foretell.search.schedule.find import WORK, Solved, best, decided
+from foretell.search.schedule.find import (
+    WORK,
+    Solved,
+    best,
+    decided,
+    require_limit,
+    time_left,
+)
+from foretell.search.schedule.integer_problem import now
 from foretell.search.schedule.model import Model
 from foretell.search.schedule.model import model as model_of_shape
 from foretell.search.schedule.model import models as models_of_shapes
@@ -188,9 +195,8 @@ def schedule(
     the pipeline shape, stages and times are worked out (then the answer is a `ModelSchedule`).
     `work` is the budget, counted in about CPU seconds; `time_limit` is a cap of the clock besides.
     """
-    if time_limit is not None and not time_limit > 0:
-        raise InputError(f"time limit is {time_limit}", hint="give seconds, more than zero")
-    ends = None if time_limit is None else time.monotonic() + time_limit
+    require_limit(time_limit)
+    ends = None if time_limit is None else now() + time_limit
     kept = folder() if cache == "default" else cache
     limits: dict[str, Any] = {"method": method, "cache": kept, "progress": progress, "work": work}
     if cluster is not None:
@@ -199,7 +205,7 @@ def schedule(
             split=split, recompute=recompute, offload=offload, frozen=frozen, overlap=overlap,
             ends=ends,
         )  # fmt: skip
-        every = best(found, micro_batches, time_limit=_left(ends), **limits)
+        every = best(found, micro_batches, time_limit=time_left(ends), **limits)
         return ModelSchedule(every[0].schedule, every[0].taken, tuple(every))
     require_model(
         {"plan": plan, "infer": infer, "split": split, "frozen": frozen, "pipeline": pipeline}
@@ -208,13 +214,8 @@ def schedule(
 
     taken = decided(problem, micro_batches, ends) if problem.choices else None
     chosen = problem if taken is None else problem.choosing(taken)
-    one = find_schedule(chosen, micro_batches, time_limit=_left(ends), **limits)
+    one = find_schedule(chosen, micro_batches, time_limit=time_left(ends), **limits)
     return ScheduleResult(one, taken)
-
-
-def _left(ends: float | None) -> float | None:
-    """Seconds until a moment; very few where it has passed."""
-    return None if ends is None else max(ends - time.monotonic(), 0.01)
 
 
 def problem_of(

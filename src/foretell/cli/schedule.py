@@ -67,7 +67,7 @@ STOPPED = 130  # exit code of what Ctrl-C ended
     "time_limit",
     type=float,
     default=None,
-    help="Time limit in seconds; the answer says whether it was reached.",
+    help="Time limit in seconds, of all methods with --compare; the answer says if it was reached.",
 )
 @click.option("--no-cache", is_flag=True, help="Do not use cached schedules.")
 @click.option("-o", "--output", type=FILE, multiple=True)
@@ -125,12 +125,9 @@ def _of_placement(placement: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _found(placement: str, options: dict[str, Any]) -> None:
-    began = time.monotonic()
+    began = time.monotonic() - time.process_time()  # what it takes to load the search counts
     from foretell.api import ModelSchedule, schedule
 
-    limit = options["time_limit"]
-    if limit:  # what it takes to load the search counts
-        limit = max(limit - (time.monotonic() - began), 0.1 * limit)
     more = _of_placement(placement, options)
     with working("searching", about=options["time_limit"] or options["work"]) as tell:
         found = schedule(
@@ -140,7 +137,7 @@ def _found(placement: str, options: dict[str, Any]) -> None:
             frozen=_frozen(options),
             method=options["method"],
             work=options["work"],
-            time_limit=limit,
+            time_limit=_rest(options, began),
             cache=_cache(options),
             progress=lambda what, value, bound: tell(f"{what} {value:.4g}, bound {bound:.4g}"),
             **more,
@@ -152,6 +149,12 @@ def _found(placement: str, options: dict[str, Any]) -> None:
     if found.stopped:
         say("stopped: this is the best schedule so far")
         raise SystemExit(STOPPED)
+
+
+def _rest(options: dict[str, Any], began: float, parts: int = 1) -> float | None:
+    """What a time limit leaves each of some parts; that of nothing is refused later."""
+    limit: float | None = options["time_limit"]
+    return limit and max(limit - (time.monotonic() - began), 0.2 * limit) / parts
 
 
 def _frozen(options: dict[str, Any]) -> list[str]:
@@ -176,14 +179,15 @@ def _problems(placement: str, options: dict[str, Any]) -> list[tuple[str, Any, i
 
 def _compared(problems: list[tuple[str, Any, int]], options: dict[str, Any]) -> None:
     """One table a placement: all methods that fit it."""
+    began = time.monotonic() - time.process_time()
     from foretell.search.schedule.find import compare
 
     rows = []
     with working("searching", steps=len(problems)) as tell:
-        for name, problem, num in problems:
+        for at, (name, problem, num) in enumerate(problems):
             tell(name or "all methods")
             bare = problem.choosing(()) if problem.choices else problem
-            work, limit = options["work"], options["time_limit"]
+            work, limit = options["work"], _rest(options, began, len(problems) - at)
             found = compare(bare, num, work=work, time_limit=limit, cache=_cache(options))
             rows += [(name, row) for row in found]
     answer(

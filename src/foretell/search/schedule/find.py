@@ -30,7 +30,7 @@ from foretell.search.kit import Progress as Told
 from foretell.search.schedule import integer_problem
 from foretell.search.schedule.exact_search import Progress, Rate, edges, least_period, shortest
 from foretell.search.schedule.families import BASELINES, two_phase
-from foretell.search.schedule.integer_problem import MAX_UNROLL, Budget, Ticks, ticks
+from foretell.search.schedule.integer_problem import MAX_UNROLL, Budget, Ticks, now, ticks
 from foretell.search.schedule.makespan import Finish, begin, complete
 from foretell.search.schedule.model import Model, models
 from foretell.search.schedule.problem import UNLIMITED, Block, Choice, Problem, Wait
@@ -55,6 +55,7 @@ WORK = 10.0  # seconds of work, about CPU seconds
 _PERIOD = 0.5  # share of the work that may go into the period; the rest completes it
 _KEPT = 0.95  # of a time limit: what is left checks and describes the answer
 _DESCRIBED = 0.5  # of the time left: what that may take at most
+_TOLD = 1.2e-5  # CPU seconds to check, describe and print a block of one micro-batch
 _PREDICTED = 0.8  # of a model's time: what is left predicts its step
 _SAME = 1e-9  # relative difference of times that counts as none
 _KNOWN = 20_000  # blocks × micro-batches up to which fixed schedules are tried: 0.5 s of orders
@@ -83,7 +84,7 @@ def schedule(
     says so and the best so far is the answer. `method` may name Tessel's search or a fixed schedule
     instead. `cache` is a folder of schedules found before (see `folder`).
     """
-    began, clock = time.process_time(), time.monotonic()
+    began, clock = time.process_time(), now()
     problem = problem.limited(memory)
     num = max(8, 2 * problem.num_devices) if micro_batches is None else micro_batches
     _check(num, method, unroll, work, time_limit)
@@ -131,8 +132,13 @@ def _check(
         raise InputError(f"unroll is {unroll}", hint=f"a pattern advances 1 to {MAX_UNROLL}")
     if not work > 0:
         raise InputError(f"work is {work}", hint="give seconds of work, more than zero")
-    if time_limit is not None and not time_limit > 0:
-        raise InputError(f"time limit is {time_limit}", hint="give seconds, more than zero")
+    require_limit(time_limit)
+
+
+def require_limit(seconds: float | None) -> None:
+    """Raise where a time limit is no time."""
+    if seconds is not None and not seconds > 0:
+        raise InputError(f"time limit is {seconds}", hint="give seconds, more than zero")
 
 
 def _quiet(what: str, value: float, bound: float) -> None:
@@ -148,12 +154,14 @@ def _search(
     least_units = integer_problem.makespan(whole, micro_batches)
     best = Finish(whole, micro_batches, least_units, progress, objective == "idle")
     rate = Rate(alone(whole, budget), integer_problem.period(whole))
-    stopped, first = "work", budget
+    stopped, first, began, cpu = "work", budget, budget.clock(), time.process_time()
     try:
-        before = budget.seconds
         begin(best, _known(problem, micro_batches, budget), budget)
-        if before < inf:  # to check and describe the answer takes about as long
-            budget.deadline -= min(before - budget.seconds, _DESCRIBED * budget.seconds)
+        if budget.deadline < inf:
+            spent = max(time.process_time() - cpu, 1e-6)
+            slow = max((budget.clock() - began) / spent, 1.0)  # where others run beside it
+            told = _TOLD * len(problem.blocks) * micro_batches * slow
+            budget.deadline -= min(told, _DESCRIBED * budget.seconds)
         first = budget.part(_PERIOD, _PERIOD)
         shortest(rate, whole, unroll, first, progress)
         complete(best, rate, budget)
@@ -310,20 +318,30 @@ def compare(
     time_limit: float | None = None,
     cache: Path | None = None,
 ) -> list[Row]:
-    """One row a method; those that do not apply to the placement are left out."""
-    rows = []
-    for method in methods:
+    """One row a method; those that do not apply to the placement are left out.
+
+    A time limit is of all methods: those that search share what fixed schedules leave of it.
+    """
+    require_limit(time_limit)
+    ends, rows = None if time_limit is None else now() + time_limit, dict[str, Row]()
+    turns = sorted(methods, key=lambda name: name not in BASELINES)
+    for at, method in enumerate(turns):
         try:
             found = schedule(
-                problem, micro_batches, memory, method=method, work=work, time_limit=time_limit,
-                cache=cache,
+                problem, micro_batches, memory, method=method, work=work,
+                time_limit=time_left(ends, len(turns) - at), cache=cache,
             )  # fmt: skip
-            rows.append(Row(method, found))
+            rows[method] = Row(method, found)
         except InfeasibleError as error:
-            rows.append(Row(method, None, error.message))
+            rows[method] = Row(method, None, error.message)
         except InputError:
             continue
-    return rows
+    return [rows[method] for method in methods if method in rows]
+
+
+def time_left(ends: float | None, parts: int = 1) -> float | None:
+    """What one of some parts may take until a moment; very little where that has passed."""
+    return None if ends is None else max((ends - now()) / max(parts, 1), _LEAST)
 
 
 # The best pipeline schedule for given stages: families of the literature, then a searched one.
@@ -545,24 +563,26 @@ def best(
 ) -> list[Solved]:
     """Every model that has a schedule of so many micro-batches, the quickest first.
 
-    The work is shared by all; time that one does not need is left to those behind it. An interrupt
-    ends the search with what is solved so far.
+    The work is shared by all; time that one does not need is left to those behind it, and none is
+    begun in less than half of what the quickest took. An interrupt ends the search with what is
+    solved so far.
     """
     out: list[Solved] = []
     why: list[ForetellError] = []
-    ends = None if time_limit is None else time.monotonic() + time_limit
+    ends = None if time_limit is None else now() + time_limit
+    least = inf
     for at, model in enumerate(found):
-        left = None if ends is None else (ends - time.monotonic()) / (len(found) - at)
-        if left is not None and left <= _LEAST and out:
+        if ends is not None and out and ends - now() <= max(least / 2, _LEAST):
             break
+        left, began = time_left(ends, len(found) - at), now()
         try:
             out.append(
                 solved(
                     model, micro_batches, method=method, work=work / len(found),
-                    time_limit=None if left is None else max(left, _LEAST), cache=cache,
-                    progress=progress,
+                    time_limit=left, cache=cache, progress=progress,
                 )
             )  # fmt: skip
+            least = min(least, now() - began)
         except (InfeasibleError, InputError) as error:
             why.append(error)
         except KeyboardInterrupt:
@@ -589,13 +609,12 @@ def solved(
 ) -> Solved:
     """The schedule of one model, its choices decided, and its step predicted."""
     num = _each(model, micro_batches)
-    ends = None if time_limit is None else time.monotonic() + time_limit
+    ends = None if time_limit is None else now() + time_limit
     taken = decided(model.problem, num, ends) if model.problem.choices else ()
     chosen = model.chosen(taken)
-    left = None if ends is None else max(_PREDICTED * (ends - time.monotonic()), _LEAST)
     found = schedule(
-        chosen.problem, num, method=method, work=work, time_limit=left, cache=cache,
-        progress=progress,
+        chosen.problem, num, method=method, work=work, cache=cache, progress=progress,
+        time_limit=None if ends is None else _PREDICTED * (time_left(ends) or 0.0),
     )  # fmt: skip
     plan = chosen.plan(found)
     told = predict(plan, model.prices.workload, model.prices.cluster)
@@ -634,11 +653,11 @@ def decided(problem: Problem, micro_batches: int, ends: float | None = None) -> 
     def look(some: Iterable[str]) -> float:
         key = frozenset(some)
         if key not in known:
-            late = ends is not None and time.monotonic() > ends - (ends - began) / 2
+            late = ends is not None and now() > ends - (ends - began) / 2
             known[key] = inf if late and known else _quick(problem.choosing(key), micro_batches)
         return known[key]
 
-    began = time.monotonic()
+    began = now()
     plain = look(())
     if plain <= _floor(problem, micro_batches) * (1 + _CLOSE) and _only_slow(problem):
         return ()

@@ -315,6 +315,8 @@ def complete(best: Finish, rate: Rate, budget: Budget) -> None:
         best.offer(unroll(repetend, len(ticks.time), num))
         if best.is_least:
             return
+    if budget.is_over:
+        return
     _annealed(best, budget.part(_ANNEALED), best.others, 1)
     coarse = coarsened(ticks)
     _directly(best, coarse, budget.part(_SOLVED))
@@ -352,7 +354,7 @@ def _equals(ticks: Ticks, rate: Rate, budget: Budget) -> Iterator[Repetend]:
     """The best repetend and others of the same period."""
     best = rate.best
     yield best
-    if best.unroll == 1:
+    if best.unroll == 1 and budget.seconds > 0:
         yield from greedy(ticks, best.period)
     for goal in GOALS:
         if budget.is_over:
