@@ -40,7 +40,16 @@ from foretell.search.schedule.integer_problem import (
     ticks,
 )
 from foretell.search.schedule.problem import Problem
-from foretell.search.schedule.replay import Item, Starts, alone, deepest, end, ordered, starts_of
+from foretell.search.schedule.replay import (
+    Item,
+    Starts,
+    alone,
+    deepest,
+    end,
+    ordered,
+    orders,
+    starts_of,
+)
 
 # The pipelines inside a placement: stages in order of forward, each with its backward blocks.
 #
@@ -548,13 +557,7 @@ def _pack(
     for i, waits in enumerate(ticks.after):
         for j, lag in waits:
             cp.add(start[i] + (index[j] - index[i]) * period >= start[j] + ticks.time[j] + lag)
-    before: dict[tuple[int, int], Any] = {}
-    for a, b in sorted({(a, b) for on in ticks.by_device for a in on for b in on if a < b}):
-        before[a, b] = cp.new_bool_var("")
-        before[b, a] = ~before[a, b]
-        for x, y in ((a, b), (b, a)):
-            cp.add(start[y] >= start[x] + ticks.time[x]).only_enforce_if(before[x, y])
-            cp.add(start[x] + period >= start[y] + ticks.time[y])
+    before = orders(cp, ticks, start, period)
     for room, held in zip(ticks.capacity, ticks.held, strict=True):
         for block, rise, _ in held if room is not None else ():
             earlier = sum(c * before[i, block] for i, _, c in held if i != block and c)

@@ -429,7 +429,7 @@ def _search(ticks: Ticks, device: int | None, budget: Budget) -> list[int] | Non
     for i, waits in enumerate(ticks.after):
         for j, lag in waits:
             cp.add(start[i] >= start[j] + ticks.time[j] + lag)
-    before = _orders(cp, ticks, start)
+    before = orders(cp, ticks, start)
     for d, room in enumerate(ticks.capacity):
         if device is None and room is not None:
             _hold(cp, ticks.held[d], before, room)
@@ -441,13 +441,18 @@ def _search(ticks: Ticks, device: int | None, budget: Budget) -> list[int] | Non
     return [engine.value(s) for s in start] if status in ("best", "found") else None
 
 
-def _orders(cp: Any, ticks: Ticks, start: list[Any]) -> dict[tuple[int, int], Any]:
+def orders(
+    cp: Any, ticks: Ticks, start: list[Any], period: Any = None
+) -> dict[tuple[int, int], Any]:
+    """Which of two blocks of a device goes first, again and again where there is a period."""
     before: dict[tuple[int, int], Any] = {}
     for a, b in sorted({(a, b) for on in ticks.by_device for a in on for b in on if a < b}):
         before[a, b] = cp.new_bool_var("")
         before[b, a] = ~before[a, b]
         for x, y in ((a, b), (b, a)):
             cp.add(start[y] >= start[x] + ticks.time[x]).only_enforce_if(before[x, y])
+            if period is not None:
+                cp.add(start[x] + period >= start[y] + ticks.time[y])
     return before
 
 
