@@ -1,6 +1,7 @@
 """A placement written as a plan and lowered takes as long as the search said."""
 
 import random
+from dataclasses import replace
 from functools import cache
 from math import inf
 
@@ -54,6 +55,17 @@ def test_a_found_plan_is_predicted_as_it_was_found(model, seed):
     assert found.fits == (wanted < inf)
     if found.fits and (plan.groups or plan.sync or plan.shares):
         assert found.step == pytest.approx(wanted, rel=CLOSE)
+
+
+def test_what_has_no_factors_is_reduced_with_its_neighbours():
+    """A way that says nothing of a group's gradients cuts no message in two."""
+    on = posed(MODELS[0])
+    some = uniform(on, Action(0, FACTORS))
+    ways = [FACTORS if on.tables.factors[0, g] > 0 else ALL_REDUCE for g in range(len(on.groups))]
+    assert set(ways) == {FACTORS, ALL_REDUCE}
+    said = replace(some, actions=tuple(Action(0, way) for way in ways))
+    assert Evaluator(on).seconds(some) == Evaluator(on).seconds(said)
+    assert plan_of(on, some) == plan_of(on, said)
 
 
 def test_factors_are_predicted_as_they_were_found():

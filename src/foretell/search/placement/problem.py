@@ -484,6 +484,13 @@ class Problem:
         return frozenset((s, way, NO_SERVER) for s in alone for way in (PS, SHARDED, FACTORS))
 
     @cached_property
+    def unfactored(self) -> frozenset[tuple[int, int]]:
+        """Sets and groups that have no gradients to send as factors."""
+        return frozenset(
+            zip(*(n.tolist() for n in np.nonzero(self.tables.factors <= 0)), strict=True)
+        )
+
+    @cached_property
     def ties(self) -> bool:
         """Whether some group follows another."""
         return len(self.leaders) < len(self.groups)
@@ -742,17 +749,21 @@ def uniform(problem: Problem, action: Action, **more: float) -> Placement:
 def canonical(problem: Problem, placement: Placement) -> Placement:
     """Tied groups follow their leader; on a single rank there is nothing to agree on.
 
-    Only those serve who are there; of places that are alike the first is named first.
+    What has no factors is reduced, in one message with its neighbours. Only those serve who are
+    there; of places that are alike the first is named first.
     """
     chosen = placement.actions
     is_split = {server for _, _, server in chosen} == {NO_SERVER}
-    if is_split and not problem.ties and problem.lone.isdisjoint(chosen):
+    sent = [(s, g) for g, (s, way, _) in enumerate(chosen) if way == FACTORS]
+    is_plain = problem.lone.isdisjoint(chosen) and problem.unfactored.isdisjoint(sent)
+    if is_split and not problem.ties and is_plain:
         return placement
     alike: dict[int, int] = {}
     out = []
-    for group in problem.groups:
+    for g, group in enumerate(problem.groups):
         devices, way, server = chosen[group.leader]
-        if (devices, way, NO_SERVER) in problem.lone:
+        has_none = way == FACTORS and (devices, g) in problem.unfactored
+        if has_none or (devices, way, NO_SERVER) in problem.lone:
             out.append(Action(devices, ALL_REDUCE))
         elif way == PS and server != NO_SERVER:
             out.append(Action(devices, way, _served(problem, devices, server, alike)))
