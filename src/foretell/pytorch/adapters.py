@@ -32,15 +32,15 @@ from foretell.pytorch.profile.run import Recorder, write
 
 
 class Profiler:
-    """Times and traces the steps of a loop; called at the end of each."""
+    """Times and traces the steps of a loop of one's own; `warmup`, `timed` and `traced` count."""
 
-    def __init__(self, output: str | os.PathLike[str], wanted: Wanted) -> None:
+    def __init__(self, output: str | os.PathLike[str], **counts: Any) -> None:
         self.output = Path(output)
         self.is_done = False
         self._folder = tempfile.TemporaryDirectory(prefix="foretell-")
         trace = Path(self._folder.name) / "trace.json"
         is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
-        self._recorder = Recorder(wanted, trace, finish=self._finish, is_alone=is_alone)
+        self._recorder = Recorder(Wanted(**counts), trace, finish=self._finish, is_alone=is_alone)
 
     def step(self) -> None:
         """A step has ended."""
@@ -53,9 +53,7 @@ class Profiler:
         self._folder.cleanup()
 
 
-def profiler(output: str | os.PathLike[str], **counts: Any) -> Profiler:
-    """A profiler for a loop of one's own; `warmup`, `timed` and `traced` count steps."""
-    return Profiler(output, Wanted(**counts))
+profiler = Profiler
 
 
 def profile_trainer(output: str | os.PathLike[str], **counts: Any) -> Any:

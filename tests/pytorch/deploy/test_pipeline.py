@@ -270,7 +270,7 @@ def test_actions_that_cannot_run():
 def test_actions_round_trip():
     rows = random_rows([0, 1, 1, 0], 3)
     pipeline = Pipeline(parse(rows))
-    assert pipeline.rows() == rows
+    assert [[str(action) for action in order] for order in pipeline.orders] == rows
     assert pipeline.ranks == ((0,), (1,), (1,), (0,))
 
 

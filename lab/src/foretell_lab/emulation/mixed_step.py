@@ -173,7 +173,7 @@ class _Step:
 
     def _last_backward(self, rank: int, q: int, mine: list[tuple[str, float]]) -> None:
         """Gradient by gradient; what is ready leaves."""
-        left = [set(self.layouts[q].buckets[k]) for k in self.layouts[q].order]
+        left = [set(bucket) for bucket in self.layouts[q].buckets]
         opened = 0
         for name, seconds in mine:
             factors = self.ways[name] == "factors"
@@ -224,7 +224,7 @@ class _Step:
         kind, _, name = what.partition(" ")
         part, layout = self.parts[q], self.layouts[q]
         if kind == "bucket":
-            bucket = layout.buckets[layout.order[int(name)]]
+            bucket = layout.buckets[int(name)]
             return "all_reduce", float(sum(part.parameters[n] for n in bucket))
         if kind == "factors":
             width, out, each = self.profile["linear"][name]

@@ -178,7 +178,7 @@ class _Step:
         late = self.plan.overlap is False
         buckets = []
         at = [-1] * len(ready)
-        for bucket in (layout.buckets[k] for k in layout.order):
+        for bucket in layout.buckets:
             for r, done in enumerate(ready):
                 behind = [self.last[r]] if late else [done[n] for n in bucket]
                 at[r] = max([at[r], *behind])
@@ -214,7 +214,7 @@ class _Step:
         layout = layout_of(self.plan, self.bytes, ways)
         if self.plan.overlap is False or not layout.buckets:
             return alone
-        return [*alone, set(layout.buckets[layout.order[0]])]  # others leave behind it
+        return [*alone, set(layout.buckets[0])]  # others leave behind it
 
     def _copied(self, name: str) -> float:
         """Core seconds to add or copy a gradient to another."""

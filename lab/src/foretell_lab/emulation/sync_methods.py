@@ -17,7 +17,7 @@ def same(plan: Plan, bytes: dict[str, int]) -> str:
     """A mark that plans share which come to the same step: one bucket may have several names."""
     ways = ways_of(plan, bytes)
     layout = layout_of(plan, bytes, ways)
-    messages = [sorted(layout.buckets[k]) for k in layout.order]
+    messages = [sorted(bucket) for bucket in layout.buckets]
     is_late = plan.overlap is False and len(messages) > 1  # the only one leaves at the end anyhow
     told = (sorted(ways.items()), messages, is_late, plan.shares, plan.micro_batch)
     return f"{crc32(repr(told).encode()):08x}"

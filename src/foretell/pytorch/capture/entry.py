@@ -146,7 +146,8 @@ def _held(stays: list[Stay], last: Array) -> Held:
         born = NONE if stay.born == NONE else int(after[stay.born])
         dies = NONE if stay.dies == NONE else int(before[stay.dies])
         is_seen = stay.dies == NONE or dies != NONE
-        if stay.bytes and is_seen and (dies == NONE or born <= dies) and not _is_late(stay, born):
+        is_late = stay.born != NONE and born == NONE  # reserved behind the last kernel of the step
+        if stay.bytes and is_seen and (dies == NONE or born <= dies) and not is_late:
             found.append((stay, born, dies))
     return found
 
@@ -160,11 +161,6 @@ def _peak(held: Held) -> float:
         if dies != NONE:
             change[dies + 2] -= stay.bytes
     return float(np.cumsum(change).max(initial=0.0))
-
-
-def _is_late(stay: Stay, born: int) -> bool:
-    """Memory reserved behind the last kernel of the step."""
-    return stay.born != NONE and born == NONE
 
 
 def _next(last: Array) -> Array:

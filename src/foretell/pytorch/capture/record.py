@@ -39,7 +39,7 @@ from foretell.graph.columns import NONE
 from foretell.operators import PRODUCTS
 from foretell.pytorch.capture import words
 from foretell.pytorch.capture.gpu import DEVICE_OF, ON_CPU, alias_of
-from foretell.pytorch.capture.values import Assumed
+from foretell.pytorch.capture.values import Assumed, written
 from foretell.pytorch.capture.words import bytes_of, conv_work, flops_of, moved_bytes
 
 BLOCK = 512  # bytes: PyTorch's allocator on CUDA hands out multiples of it
@@ -282,7 +282,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self._stack.pop()
 
     def _note(self, func: Any, inputs: list[Any], made: Any, number: int) -> None:
-        op, outputs = words.op_word(func), words.tensors_in(made) or _written(func, inputs)
+        op, outputs = words.op_word(func), words.tensors_in(made) or written(func, inputs, {})
         i = len(self.rows)
         given = words.tensors_in(inputs)
         name, layer, direction = self._belongs(op, i, number)
@@ -372,13 +372,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
 def is_work(func: Any) -> bool:
     return isinstance(func, torch._ops.OpOverload) and func.namespace not in _SILENT
-
-
-def _written(func: Any, inputs: Sequence[Any]) -> list[Any]:
-    """What an operator that returns nothing changes."""
-    arguments = zip(func._schema.arguments, inputs, strict=True)
-    changed = [x for a, x in arguments if a.alias_info is not None and a.alias_info.is_write]
-    return words.tensors_in(changed)
 
 
 def _is_view(given: Sequence[Any], outputs: Sequence[Any]) -> bool:

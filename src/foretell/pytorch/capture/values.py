@@ -116,10 +116,8 @@ class Values:
         if not isinstance(tensor, FakeTensor):
             return tensor if has_data(tensor) else None
         value = getattr(tensor, _VALUE, None)
-        if value is None or value.untyped_storage()._cdata in self.stale:
-            return None
-        found: Tensor = value
-        return found
+        is_known = value is not None and value.untyped_storage()._cdata not in self.stale
+        return value if is_known else None
 
     def follow(self, func: Any, args: Any, kwargs: dict[str, Any], made: Any) -> None:
         """Run an operator on known values too; forget what it wrote over where they are not."""
@@ -168,7 +166,8 @@ class Values:
         out = tensors_in(made) or given
         if func._schema.name in _EMPTY and any(t.numel() > 1 for t in out):
             return False  # memory that nothing was written to
-        if not given and _is_drawn(func) and any(t.numel() > 1 for t in _floats(out)):
+        is_drawn = torch.Tag.nondeterministic_seeded in func.tags
+        if not given and is_drawn and any(t.numel() > 1 and t.is_floating_point() for t in out):
             return False  # a random batch is not representative of the user's
         return bool(out) and sum(t.numel() for t in (*given, *out)) <= SMALL
 
@@ -197,23 +196,10 @@ class Values:
                 self.stale[storage._cdata] = storage
 
 
-def _is_drawn(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags
-
-
-def _floats(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [t for t in tensors if t.is_floating_point()]
-
-
 def written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors that an operator changes."""
-    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    return [
-        t
-        for a in func._schema.arguments
-        if a.alias_info is not None and a.alias_info.is_write
-        for t in tensors_in(named.get(a.name))
-    ]
+    pairs = zip(func._schema.arguments, inputs_of(func, args, kwargs), strict=True)
+    return tensors_in([x for a, x in pairs if a.alias_info is not None and a.alias_info.is_write])
 
 
 def _attention(causal: int, bias: bool) -> Callable[..., Any]:
@@ -334,7 +320,8 @@ def _place() -> str:
     return users_line(traceback.extract_stack()) or "an unknown line"
 
 
-_INSIDE = ("/site-packages/", "/foretell/pytorch/", "/foretell/cli/", "<frozen", "/lib/python")
+_INSIDE = ("/site-packages/", "/dist-packages/", "/foretell/pytorch/", "/foretell/cli/", "<frozen")
+_INSIDE += ("/lib/python",)
 
 
 def users_line(frames: Sequence[traceback.FrameSummary]) -> str:

@@ -111,10 +111,6 @@ class Pipeline:
         """The stages of a rank."""
         return sorted({a.stage for a in self.orders[rank]})
 
-    def rows(self) -> list[list[str]]:
-        """The actions of each rank as text: a row of torchtitan's schedule file each."""
-        return [[str(a) for a in order] for order in self.orders]
-
 
 def parse(rows: Sequence[Sequence[str]]) -> Orders:
     """Actions from their text, a row a rank; empty cells are left out."""
@@ -225,7 +221,8 @@ def _check_runs(pipeline: Pipeline) -> None:
 def pipeline(plan: Plan, micro_batches: int) -> Pipeline:
     """The pipeline of a plan for so many micro-batches."""
     if plan.actions:
-        return Pipeline(parse(_numbered(plan.actions)))
+        rows, num = plan.actions, len(plan.actions)
+        return Pipeline(parse([[_cell(c, r, num) for c in row] for r, row in enumerate(rows)]))
     if plan.schedule not in FAMILIES:
         raise unknown("schedule without actions", plan.schedule, FAMILIES)
     if plan.schedule == "interleaved" and plan.chunks > 1 and micro_batches % plan.pp:
@@ -237,12 +234,8 @@ def pipeline(plan: Plan, micro_batches: int) -> Pipeline:
     return Pipeline(parse(order_of(plan, micro_batches).rows()))
 
 
-def _numbered(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Rows of `F0`, or `F0.1` of a chunk, are in the plan's own words; `3F0` says its stage."""
-    return [[_cell(cell, rank, len(rows)) for cell in row] for rank, row in enumerate(rows)]
-
-
 def _cell(cell: str, rank: int, ranks: int) -> str:
+    """`F0`, or `F0.1` of a chunk, are a plan's own words; `3F0` says its stage."""
     if cell[:1].isdigit():
         return cell
     action, _, chunk = cell.partition(".")

@@ -176,8 +176,13 @@ class Deployed:
         if self.plan.dp * self.plan.cp == 1:
             return
         group, _ = self.places.copies()
-        for module in [self.model] if self.pipeline is None else self.pipeline.modules.values():
+        for module in self.modules:
             send_buffers(module, group=group)
+
+    @property
+    def modules(self) -> list[Any]:
+        """What is here: the model, or stages of it."""
+        return [self.model] if self.pipeline is None else list(self.pipeline.modules.values())
 
     def infer(self, inputs: tuple[Any, ...]) -> dict[int, Any]:
         """What the model gives, without gradients: for each micro-batch, by its place in the batch.
@@ -223,24 +228,13 @@ class Deployed:
         if self.pipeline is not None:
             with self.no_sync():
                 return self.pipeline.step(inputs, target)
-        num = micro_batches(self.plan, len(inputs[0]))
+        num, total = micro_batches(self.plan, len(inputs[0])), 0.0
         weights = weights_of(self.plan, self.places, num)
-        if num == 1:
-            return self._micro_batch(inputs, target, weights[0], is_last=True) / weights[0]
-        each = zip(pieces(inputs, target, num), weights, strict=True)
-        total = sum(
-            self._micro_batch(*piece, weight, is_last=k + 1 == num)
-            for k, (piece, weight) in enumerate(each)
-        )
+        for k, piece in enumerate(pieces(inputs, target, num)):
+            sends = k + 1 == num and self.plan.overlap is not False  # with the last, or after it
+            with nullcontext() if sends else self.no_sync():
+                total += self._backward(*piece, weights[k])
         return total / sum(weights)
-
-    def _micro_batch(
-        self, inputs: tuple[Any, ...], target: Any, weight: float, *, is_last: bool
-    ) -> Any:
-        """One of several; gradients leave with the last, or after it."""
-        sends = is_last and self.plan.overlap is not False
-        with nullcontext() if sends else self.no_sync():
-            return self._backward(inputs, target, weight)
 
     def _backward(self, inputs: tuple[Any, ...], target: Any, weight: float) -> Any:
         with mixed(self._dtype, self.places.device):
@@ -308,7 +302,12 @@ def deploy(
         fsdp.fill(made.model, whole, torch.device(kind), deferred_of(model))
     _retie(made, names)
     repoint(optimizer, before, made.here)
-    made.max_norm = _clipping(plan, max_norm)
+    if max_norm and plan.update == "by-message":
+        raise InputError(
+            "gradients cannot be clipped with update=by-message: it updates before all are there",
+            hint="leave out the one or the other",
+        )
+    made.max_norm = max_norm
     made.ema = Ema(ema, made.here) if ema else None
     _make_ready(made, model, example)
     return made
@@ -383,15 +382,6 @@ def _graphed(made: Deployed, example: tuple[tuple[Any, ...], Any] | None) -> Non
         torch.cuda.make_graphed_callables(made.model, first)
 
 
-def _clipping(plan: Plan, most: float) -> float:
-    if most and plan.update == "by-message":
-        raise InputError(
-            "gradients cannot be clipped with update=by-message: it updates before all are there",
-            hint="leave out the one or the other",
-        )
-    return most
-
-
 def _fused(made: Deployed) -> FusedStep:
     """The step with its ops fused and ordered; gradients go to the buckets as they are made."""
     tied = made.split.tied
@@ -463,15 +453,14 @@ def _apart(made: Deployed) -> None:
     """Runs of layers on ranks of their own; they keep their ranks together themselves."""
     plan, places = made.plan, made.places
     pieces = cut_at(made.model, [(row[0], row[1]) for row in plan.groups])
-    held = {q: m for q, m in enumerate(pieces) if f"{dist.get_rank()}" in _ranks(plan.groups[q])}
+    own = f"{dist.get_rank()}:"
+    held = {
+        q: m for q, m in enumerate(pieces) if any(s.startswith(own) for s in plan.groups[q][3:])
+    }
     _inside(made, list(held.values()))
     lossy = mixing(held, plan, places, made.loss)
     made.pipeline = Groups(plan, pieces, lossy, torch.device(places.device))
     made.model = together(held)
-
-
-def _ranks(row: tuple[str, ...]) -> set[str]:
-    return {part.partition(":")[0] for part in row[3:]}
 
 
 def _inside(made: Deployed, modules: list[Any]) -> None:
@@ -538,15 +527,14 @@ def _across(made: Deployed, inputs: tuple[Any, ...] | None) -> None:
     if plan.zero >= 2:
         options = {"keep": plan.zero == 2, "dtype": dtype_of(precision_of(plan))}
         options |= {"reduce_dtype": dtype_of(plan.grad_dtype), "offload": plan.offload}
-        stages = made.pipeline.modules.values() if made.pipeline else [made.model]
         if made.pipeline is None:  # the first rank says: others may have no values to try it with
             is_first = dist.get_rank() == 0
             mine = fsdp.always_called(made.model, inputs) if is_first else None
             options["in_units"] = said_by(0, mine)
-        for module in stages:
+        for module in made.modules:
             fsdp.shard(module, places.sharding(), **options)
         group, _ = places.copies()
-        made.usage = fsdp.Usage(stages, group)
+        made.usage = fsdp.Usage(made.modules, group)
         if made.pipeline is None:
             share_buffers(made.model, group, unless=lambda: made.is_stepping)
         return
@@ -589,8 +577,7 @@ def _choices(plan: Plan, names: set[str], order: list[int]) -> dict[str, str]:
 def _retie(made: Deployed, names: Mapping[str, str]) -> None:
     """Find the parameters again: FSDP has put its own in their places."""
     before = {id(p): name for name, p in made.here.items()}
-    stages = [made.model] if made.pipeline is None else list(made.pipeline.modules.values())
-    made.here = here(stages, names)
+    made.here = here(made.modules, names)
     if made.pipeline is not None:
         shared = made.pipeline.shared
         made.pipeline.shared = [(made.here[before[id(p)]], group) for p, group in shared]
@@ -620,8 +607,7 @@ def _normalize(made: Deployed, way: str, layers: list[str]) -> None:
         return
     group = groups[tuple(ranks)]
     weight = 1.0 if made.is_sharded or made.whole is not None else made.share
-    stages = [made.model] if made.pipeline is None else list(made.pipeline.modules.values())
-    for stage in {id(s): s for s in stages}.values():
+    for stage in {id(s): s for s in made.modules}.values():
         synchronize_norms(stage, group, weight)
 
 

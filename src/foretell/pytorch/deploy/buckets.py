@@ -6,10 +6,9 @@ parts, while the backward still runs.
 With equal shares w_r = 1/n this is what DistributedDataParallel gives: bitwise where the order of
 a sum does not matter (two ranks), else to the last digits.
 
-A layout says which gradients travel together: buckets by parameter name, the order they leave in,
-their parts. It covers every parameter it is checked against exactly once; buckets
-leave in `order` whatever the order in which their gradients become ready, so that all ranks agree
-without asking each other.
+A layout says which gradients travel together: buckets by parameter name, and their parts. It covers
+every parameter it is checked against exactly once; buckets leave as they stand whatever the order
+in which their gradients become ready, so that all ranks agree without asking each other.
 """
 
 from __future__ import annotations
@@ -31,21 +30,14 @@ BUCKET_BYTES = 25 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Layout:
-    """Buckets of parameter names, the order they leave in, and into how many parts each is cut."""
+    """Buckets of parameter names as they leave, and into how many parts each is cut."""
 
     buckets: tuple[tuple[str, ...], ...]
-    order: tuple[int, ...] = ()  # places in `buckets`; empty: as they stand
     parts: tuple[int, ...] = ()  # messages of each bucket; empty: one
 
     def __post_init__(self) -> None:
         num = len(self.buckets)
-        object.__setattr__(self, "order", self.order or tuple(range(num)))
         object.__setattr__(self, "parts", self.parts or (1,) * num)
-        if sorted(self.order) != list(range(num)):
-            raise InputError(
-                f"the order of buckets is {list(self.order)}",
-                hint=f"name each of 0 to {num - 1} once",
-            )
         if len(self.parts) != num or min(self.parts, default=1) < 1:
             raise InputError(
                 f"the parts of {num} buckets are {list(self.parts)}",
@@ -67,11 +59,9 @@ class Layout:
                 )
 
 
-def by_size(
-    sizes: Mapping[str, int], bucket_bytes: float = BUCKET_BYTES, first_bytes: float | None = None
-) -> Layout:
+def by_size(sizes: Mapping[str, int], bucket_bytes: float = BUCKET_BYTES) -> Layout:
     """Buckets as DDP makes them: last parameter first, closed when they reach their size."""
-    first = min(FIRST_BYTES, bucket_bytes) if first_bytes is None else first_bytes
+    first = min(FIRST_BYTES, bucket_bytes)
     buckets: list[list[str]] = [[]]
     held = 0
     for name in reversed(list(sizes)):
@@ -123,13 +113,16 @@ class Buckets:
     def begin(self) -> None:
         """Send what has not left yet, where all gradients are there."""
         if all(b.parameters[n].grad is not None for b in self._buckets for n in b.missing):
-            self._launch(upto=len(self.layout.order))
+            self._launch(upto=len(self._buckets))
 
     def finish(self) -> None:
         """Send what has not left yet, wait for everything, and hand the gradients out."""
-        self._launch(upto=len(self.layout.order))
+        self._launch(upto=len(self._buckets))
         for bucket in self._buckets:
             bucket.wait()
+        self._hand_out()
+
+    def _hand_out(self) -> None:
         unused = self._unused()
         for bucket in self._buckets:
             bucket.hand_out(unused)
@@ -137,19 +130,15 @@ class Buckets:
 
     def finish_by_message(self, update: Callable[[], Any]) -> None:
         """Update the parameters of each bucket as soon as it is through, while others travel."""
-        self._launch(upto=len(self.layout.order))
+        self._launch(upto=len(self._buckets))
         for bucket in self._buckets:  # an optimizer leaves out what has no gradient
             bucket.hold_back()
-        for index in self.layout.order:
-            bucket = self._buckets[index]
+        for bucket in self._buckets:
             bucket.wait()
             bucket.hand_out(self._unused() if bucket.absent else set())
             update()
             bucket.hold_back()
-        unused = self._unused()
-        for bucket in self._buckets:
-            bucket.hand_out(unused)
-        self._reset()
+        self._hand_out()
 
     def remove(self) -> None:
         """Take the hooks off the parameters."""
@@ -184,24 +173,20 @@ class Buckets:
         self._send_full()
 
     def _send_full(self) -> None:
-        """Send the buckets whose gradients are all there, as far as the order allows."""
+        """Send the buckets whose gradients are all there, up to the first that lacks one."""
         ahead = self._next
-        while ahead < len(self.layout.order) and self._is_full(ahead):
+        while ahead < len(self._buckets) and not self._buckets[ahead].missing:
             ahead += 1
         self._launch(upto=ahead)
 
-    def _is_full(self, place: int) -> bool:
-        return not self._buckets[self.layout.order[place]].missing
-
     def _launch(self, upto: int) -> None:
-        """Send the buckets up to this place in the order: the same order on every rank."""
+        """Send the buckets up to this one: in the same order on every rank."""
         while self._next < upto:
-            index = self.layout.order[self._next]
-            bucket = self._buckets[index]
+            bucket = self._buckets[self._next]
             bucket.gather(self.weight)
-            bucket.send(self.layout.parts[index], self.group)
+            bucket.send(self.layout.parts[self._next], self.group)
             self._next += 1
-            if self._next == len(self.layout.order):
+            if self._next == len(self._buckets):
                 self._tell_used()
 
     def _tell_used(self) -> None:

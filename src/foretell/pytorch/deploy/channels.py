@@ -100,7 +100,12 @@ def refusal(layer: Module, way: str, size: int) -> str:
     if way not in WAYS:
         raise unknown("way to split a layer", way, WAYS)
     if isinstance(layer, nn.Embedding):
-        return _no_rows(layer, way, size)
+        if way != "filter":
+            return "an embedding has no inputs"
+        if layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq:
+            return "its rows are changed or counted as they are read"
+        few = layer.num_embeddings < size
+        return f"it has {layer.num_embeddings} rows for {size} ranks" if few else ""
     if not isinstance(layer, LAYERS):
         return f"{type(layer).__name__} is neither linear nor a convolution"
     if getattr(layer, "groups", 1) != 1:
@@ -110,15 +115,6 @@ def refusal(layer: Module, way: str, size: int) -> str:
     if getattr(layer, "padding_mode", "zeros") != "zeros":
         return f"it pads with {layer.padding_mode}"
     return ""
-
-
-def _no_rows(layer: Module, way: str, size: int) -> str:
-    if way != "filter":
-        return "an embedding has no inputs"
-    if layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq:
-        return "its rows are changed or counted as they are read"
-    few = layer.num_embeddings < size
-    return f"it has {layer.num_embeddings} rows for {size} ranks" if few else ""
 
 
 def _keep_part(layer: Module, way: str, sizes: list[int], group: Any) -> None:

@@ -259,12 +259,7 @@ def parameters(made: Any) -> Iterator[tuple[str, Tensor]]:
 
 def buffers(made: Any) -> dict[str, Tensor]:
     """The buffers of this rank by their names in the whole model."""
-    if made.pipeline is None:
-        return dict(made.model.named_buffers())
-    found: dict[str, Tensor] = {}
-    for stage in made.pipeline.modules.values():
-        found |= dict(stage.named_buffers())
-    return found
+    return {name: buffer for module in made.modules for name, buffer in module.named_buffers()}
 
 
 def still(model: nn.Module) -> list[str]:

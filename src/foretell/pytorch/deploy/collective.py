@@ -51,8 +51,7 @@ class Split(NamedTuple):
 
 def split_of(parameter: Tensor) -> Split | None:
     """How ranks share a parameter; None where this one has all of it, or it is a DTensor."""
-    found: Split | None = getattr(parameter, SPLIT, None)
-    return found
+    return getattr(parameter, SPLIT, None)
 
 
 class _BothWays(torch.autograd.Function):  # type: ignore[misc]

@@ -200,12 +200,11 @@ class _OnMeta(TorchFunctionMode):  # type: ignore[misc]
         if func in self.makes and kwargs.get("device", "cpu") in _HOST:
             kwargs["device"] = "meta"
         elif func == torch.Tensor.to and _on_meta(args[0]):
-            args, kwargs = tree_map(lambda x: "meta" if _is_host(x) else x, (args, kwargs))
+            args, kwargs = tree_map(
+                lambda x: "meta" if isinstance(x, str | torch.device) and x in _HOST else x,
+                (args, kwargs),
+            )
         return func(*args, **kwargs)
-
-
-def _is_host(x: Any) -> bool:
-    return isinstance(x, str | torch.device) and x in _HOST
 
 
 class _Noting(TorchDispatchMode):  # type: ignore[misc]
@@ -269,8 +268,7 @@ _KEPT = "_foretell_deferred"
 
 def deferred_of(model: Any) -> Deferred | None:
     """What makes the values of a model, where that was noted."""
-    found: Deferred | None = vars(model).get(_KEPT)
-    return found
+    return vars(model).get(_KEPT)
 
 
 def deferred(make: Callable[[], Any]) -> Any:

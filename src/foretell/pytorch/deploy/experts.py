@@ -142,7 +142,9 @@ class Dispatched:
         owner = flat // (self.many // self.size)
         order = torch.argsort(owner, stable=True)
         counts = torch.bincount(owner, minlength=self.size)
-        sent, got = self._counted(counts)
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts, group=self.group)
+        sent, got = counts.tolist(), theirs.tolist()
         rows = _exchange(tokens[each[order]], sent, got, self.group)
         ids = _exchange(flat[order], sent, got, self.group)
         share = _exchange(weights.flatten()[order], sent, got, self.group)
@@ -150,11 +152,6 @@ class Dispatched:
         made = self._compute(rows, (ids - first)[:, None], share[:, None])
         back = _exchange(made, got, sent, self.group)
         return torch.zeros_like(tokens).index_add(0, each[order], back.to(tokens.dtype))
-
-    def _counted(self, counts: Tensor) -> tuple[list[int], list[int]]:
-        theirs = torch.empty_like(counts)
-        dist.all_to_all_single(theirs, counts, group=self.group)
-        return counts.tolist(), theirs.tolist()
 
     def _compute(self, tokens: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         # gradients come from the tokens of every rank of the group, and the mean is wanted

@@ -417,8 +417,9 @@ class PipelinedCall:
                 return value.chunk(parts)[part] if by_sample else value
             if value is None or isinstance(value, bool | int | float | str):
                 return value
-            if id(value) not in copies:
-                copies[id(value)] = copy.deepcopy(value) if _keeps_state(value) else value
+            if id(value) not in copies:  # no function and no setting: it keeps state
+                is_state = hasattr(value, "__dict__") and not callable(value)
+                copies[id(value)] = copy.deepcopy(value) if is_state else value
             return copies[id(value)]
 
         for forward, args, kwargs in self._calls:
@@ -429,13 +430,27 @@ class PipelinedCall:
             x = made[0] if isinstance(made, tuple) else made
         return x
 
+    def received(self, rank: int, like: Tensor) -> Tensor:
+        found = torch.empty_like(like).contiguous()
+        dist.recv(found, src=rank, group=self.group)
+        return found
+
+    def sent(self, rank: int, tensor: Tensor) -> tuple[Any, Tensor]:
+        ready = tensor.contiguous()
+        return dist.isend(ready, dst=rank, group=self.group), ready
+
+    def shared_end(
+        self, ends: list[Tensor], like: Tensor, source: int, sent: list[tuple[Any, Tensor]]
+    ) -> Tensor:
+        """What one end of the pipeline has of all micro-batches, on every rank."""
+        found = torch.cat(ends) if ends else torch.empty_like(like).contiguous()
+        for work, _ in sent:
+            work.wait()
+        dist.broadcast(found, src=source, group=self.group)
+        return found
+
 
 _HERE = object()  # stands for what the block before gives
-
-
-def _keeps_state(value: Any) -> bool:
-    """Whether something other than a function or a setting is handed from block to block."""
-    return hasattr(value, "__dict__") and not callable(value)
 
 
 class _Stages(torch.autograd.Function):  # type: ignore[misc]
@@ -449,7 +464,7 @@ class _Stages(torch.autograd.Function):  # type: ignore[misc]
         trains = anchor.requires_grad
         with own_numbers(at):
             for part, chunk in enumerate(start.chunk(parts)):
-                x = chunk.detach().clone() if at == 0 else _from(ranks[at - 1], chunk, call)
+                x = chunk.detach().clone() if at == 0 else call.received(ranks[at - 1], chunk)
                 x.requires_grad_(trains)
                 with torch.enable_grad() if trains else nullcontext():
                     y = call.compute(x, part, parts, samples)
@@ -457,43 +472,21 @@ class _Stages(torch.autograd.Function):  # type: ignore[misc]
                     raise InputError("pp: blocks give another shape or format than they take")
                 ctx.kept += [(x, y)] if trains else []
                 if at + 1 < len(ranks):
-                    sent.append(_to(ranks[at + 1], y.detach(), call))
+                    sent.append(call.sent(ranks[at + 1], y.detach()))
                 else:
                     ends.append(y.detach())
-        found = torch.cat(ends) if ends else torch.empty_like(start).contiguous()
-        _done(sent)
-        dist.broadcast(found, src=ranks[-1], group=call.group)
-        return found
+        return call.shared_end(ends, start, ranks[-1], sent)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         call, kept, sent, ends = ctx.call, ctx.kept, [], []
         ranks, at, chunks = call.ranks, call.stage, grad.chunk(len(ctx.kept))
         for (x, y), chunk in zip(kept, chunks, strict=True):
-            mine = chunk if at + 1 == len(ranks) else _from(ranks[at + 1], chunk, call)
+            mine = chunk if at + 1 == len(ranks) else call.received(ranks[at + 1], chunk)
             torch.autograd.backward(y, mine)
             if at:
-                sent.append(_to(ranks[at - 1], x.grad, call))
+                sent.append(call.sent(ranks[at - 1], x.grad))
             else:
                 ends.append(x.grad)
         ctx.kept = []
-        found = torch.cat(ends) if ends else torch.empty_like(grad).contiguous()
-        _done(sent)
-        dist.broadcast(found, src=ranks[0], group=call.group)
-        return found, None, None
-
-
-def _from(rank: int, like: Tensor, call: PipelinedCall) -> Tensor:
-    found = torch.empty_like(like).contiguous()
-    dist.recv(found, src=rank, group=call.group)
-    return found
-
-
-def _to(rank: int, tensor: Tensor, call: PipelinedCall) -> tuple[Any, Tensor]:
-    ready = tensor.contiguous()
-    return dist.isend(ready, dst=rank, group=call.group), ready
-
-
-def _done(sent: list[tuple[Any, Tensor]]) -> None:
-    for work, _ in sent:
-        work.wait()
+        return call.shared_end(ends, grad, ranks[0], sent), None, None

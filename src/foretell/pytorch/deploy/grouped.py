@@ -265,9 +265,6 @@ def _replicas(one: Segment) -> Iterator[tuple[int, ...]]:
         yield one.ranks[first : first + inner]
 
 
-Rows = Mapping[str, float]  # of each linear layer: rows of its input a sample
-
-
 class Groups(RowStages):
     """The runs of this rank; `step` leaves the gradients of the whole batch."""
 
@@ -293,7 +290,7 @@ class Groups(RowStages):
         super().__init__(self._shape(), modules, loss, device=device, weights=weights)
         for q in self.modules:
             if self.is_split[q]:
-                self._split(q)
+                split_all(self.modules[q], self._groups[frozenset(self.runs[q].ranks)].split)
 
     def _shape(self, together: Collection[int] = ()) -> Pipeline:
         """The runs as stages, each rank's actions in order; ranks communicate inside some runs."""
@@ -432,10 +429,6 @@ class Groups(RowStages):
 
     # Once
 
-    def _split(self, q: int) -> None:
-        """Keep this rank's part of each layer of a run."""
-        split_all(self.modules[q], self._groups[frozenset(self.runs[q].ranks)].split)
-
     def _negotiate(self) -> None:
         """Besides, let the ranks of each run agree on its gradients from here on."""
         seen = self._seen
@@ -466,14 +459,31 @@ class Groups(RowStages):
         apart = [p for p in self.modules[q].parameters() if id(p) in self.tied and p.requires_grad]
         for parameter in apart:  # they are another's, below
             parameter.requires_grad_(False)
-        made = synced(
-            run, self.modules[q], group, given=agreed(self.plan), turns=self.turns, rows=rows,
-            bucket_bytes=self.plan.bucket_mb * 2**20, dtype=dtype_of(self.plan.grad_dtype),
-        )  # fmt: skip
+        names = [n for n, p in self.modules[q].named_parameters() if p.requires_grad]
+        if names:
+            self.syncs[q] = synchronize(
+                self.modules[q],
+                layout=self.plan.bucket_mb * 2**20,
+                choices=self._choices(q, names, rows),
+                shares=[run.samples[rank] for rank in sorted(run.ranks)],
+                group=group.all,
+                own=group.factors,
+                dtype=dtype_of(self.plan.grad_dtype),
+                summed=True,
+            )
         for parameter in apart:
             parameter.requires_grad_(True)
-        if made is not None:
-            self.syncs[q] = made
+
+    def _choices(self, q: int, names: Sequence[str], rows: Mapping[str, float]) -> dict[str, str]:
+        """How the ranks of a run agree on each parameter; `rows`: of each linear layer a sample."""
+        run = self.runs[q]
+        served = [sorted(run.ranks).index(rank) for rank in run.ranks]  # as their group numbers
+        ways = {n: f"ps:{served[self.turns[n] % len(served)]}" for n in names if run.way == "ps"}
+        ways |= dict.fromkeys(names if run.way == "sharded" else (), "sharded")
+        mine = {n: way for n, way in agreed(self.plan).items() if n in names}
+        if run.way == "factors" and "factors" not in mine.values():
+            ways |= _by_factors(self.modules[q], rows, sum(run.samples.values()))
+        return ways | {n: _served(way, run) for n, way in mine.items()}
 
     def _synchronize_tied(self) -> None:
         """Weights of several runs are added up when the last of these is done."""
@@ -481,8 +491,15 @@ class Groups(RowStages):
             group = self._groups.get(frozenset(self.runs[q].ranks))
             if q not in self.modules or group is None or -number in self.syncs:
                 continue
-            mine = [p for p in self.modules[q].parameters() if self.tied.get(id(p), [-1])[0] == q]
-            self.syncs[-number] = synced_late(mine, self.runs[q].way, group)
+            each = self.modules[q].parameters()
+            mine = [p for p in each if self.tied.get(id(p), [-1])[0] == q and p.requires_grad]
+            held = torch.nn.ParameterList(mine)
+            word = {"ps": "ps:0", "sharded": "sharded"}.get(self.runs[q].way, "all-reduce")
+            choices = {name: word for name, _ in held.named_parameters()}
+            made = synchronize(held, choices=choices, group=group.all, summed=True)
+            if made.buckets is not None:
+                made.buckets.is_syncing = False
+            self.syncs[-number] = made
 
     def _share_buffers(self) -> None:
         """Running statistics are those of one rank of a run, on all of them."""
@@ -500,51 +517,6 @@ class Pair(NamedTuple):
     split: Any = None  # that of layers which are split over them, where there are some
 
 
-def synced(
-    run: Run,
-    module: Any,
-    group: Pair,
-    *,
-    given: Mapping[str, str],  # how single parameters agree, if not as the run does
-    turns: Mapping[str, int],  # whose turn it is to serve a parameter
-    rows: Rows,
-    bucket_bytes: float,
-    dtype: Any,
-) -> Sync | None:
-    """What keeps the ranks of one run together."""
-    names = [n for n, p in module.named_parameters() if p.requires_grad]
-    if not names:
-        return None
-    served = [sorted(run.ranks).index(rank) for rank in run.ranks]  # as their group numbers them
-    choices = {n: f"ps:{served[turns[n] % len(served)]}" for n in names if run.way == "ps"}
-    choices |= dict.fromkeys(names if run.way == "sharded" else (), "sharded")
-    mine = {n: way for n, way in given.items() if n in names}
-    if run.way == "factors" and "factors" not in mine.values():
-        choices |= _by_factors(module, rows, sum(run.samples.values()))
-    choices |= {n: _served(way, run) for n, way in mine.items()}
-    return synchronize(
-        module,
-        layout=bucket_bytes,
-        choices=choices,
-        shares=[run.samples[rank] for rank in sorted(run.ranks)],
-        group=group.all,
-        own=group.factors,
-        dtype=dtype,
-        summed=True,
-    )
-
-
-def synced_late(parameters: Sequence[Any], way: str, group: Pair) -> Sync:
-    """What adds up parameters of several runs, when the last backward of all is over."""
-    mine = torch.nn.ParameterList(p for p in parameters if p.requires_grad)
-    word = {"ps": "ps:0", "sharded": "sharded"}.get(way, "all-reduce")
-    choices = {name: word for name, _ in mine.named_parameters()}
-    made = synchronize(mine, choices=choices, group=group.all, summed=True)
-    if made.buckets is not None:
-        made.buckets.is_syncing = False
-    return made
-
-
 def _served(way: str, run: Run) -> str:
     """A way with its server as the group numbers it; plans count a run's ranks in their order."""
     word, _, rank = way.partition(":")
@@ -558,15 +530,12 @@ def _served(way: str, run: Run) -> str:
     return f"{word}:{sorted(run.ranks).index(run.ranks[int(rank)])}"
 
 
-def _by_factors(module: Any, rows: Rows, batch: int) -> dict[str, str]:
+def _by_factors(module: Any, rows: Mapping[str, float], batch: int) -> dict[str, str]:
     """Layers of a run whose factors are fewer bytes than their gradient (→ search … factors)."""
     found: dict[str, str] = {}
     for name, layer in module.named_modules():
-        if (
-            name not in rows
-            or refusal(layer)
-            or not all(p.requires_grad for p in layer.parameters())
-        ):
+        trained = all(p.requires_grad for p in layer.parameters())
+        if name not in rows or refusal(layer) or not trained:
             continue
         out, width = layer.weight.shape[0], layer.weight[0].numel()
         if rows[name] * batch * (width + out) < 2 * width * out:

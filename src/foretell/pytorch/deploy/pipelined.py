@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -135,10 +136,11 @@ def stages_of(
     call: Any = None,  # arguments of a forward, for a model that cannot be traced
 ) -> Stages:
     """Cut a model into the stages of a pipeline."""
-    rank = places.order("pp").index(places.at["pp"])
+    order = places.order("pp")
+    rank = order.index(places.at["pp"])
     same = {s: k for k, stages in enumerate(shape.copies) for s in stages}
     num = len(shape.copies) or shape.num_stages
-    pieces, after = cut_model(model, num, _layers(plan, shape, places, num), call)
+    pieces, after = cut_model(model, num, _layers(plan, shape, order, num), call)
     shape = _following(shape, after) if after else shape
     every = [pieces[same.get(s, s)] for s in range(shape.num_stages)]
     held = _held(shape, every, names, rank)
@@ -184,12 +186,12 @@ def _following(shape: Pipeline, after: tuple[tuple[int, ...], ...]) -> Pipeline:
     return replace(shape, after=tuple(found))
 
 
-def _layers(plan: Plan, shape: Pipeline, places: Places, num: int) -> tuple[int, ...]:
+def _layers(plan: Plan, shape: Pipeline, order: Sequence[int], num: int) -> tuple[int, ...]:
     """Layers of each stage; a rank's own are split over its chunks."""
     if not plan.layers or len(plan.layers) == num:
         return plan.layers
     chunks = num // plan.pp
-    homes = [places.order("pp")[ranks[0]] for ranks in shape.ranks[:num]]
+    homes = [order[ranks[0]] for ranks in shape.ranks[:num]]
     every = [(plan.layers[home], homes[:s].count(home)) for s, home in enumerate(homes)]
     return tuple(many // chunks + (chunk < many % chunks) for many, chunk in every)
 
@@ -207,7 +209,13 @@ def placed_stages(model: Module, plan: Plan, names: Mapping[str, str], rank: int
     cuts = {s: made for made in _copies(stages, traced) for s in made.stage.values()}
     every = range(len(stages))
     pipeline = Pipeline(parse(plan.actions), tuple(cuts[s].after[s] for s in every))
-    _check_ranks(stages, pipeline)
+    for s, one in enumerate(stages):
+        if pipeline.ranks[s] != tuple(sorted(one.ranks)):
+            raise InputError(
+                f"stage {s} is on ranks {list(one.ranks)}, and ranks {list(pipeline.ranks[s])} "
+                "have actions for it",
+                hint="give every rank a row with the actions of its own stages",
+            )
     modules = {s: cuts[s].module(s) for s in every}
     held = _held(pipeline, [modules[s] for s in every], names, rank)
     for s in every:
@@ -259,20 +267,9 @@ def _filled(home: Homes, traced: Traced) -> Homes:
     """Modules that the plan does not name (an activation between layers) go with those before."""
     claimed = [home[u] for u in traced.units if u in home] or [*home.values()]
     found = {FIRST: claimed[0], LAST: claimed[-1]} | home
-    stage = found[FIRST]
-    for unit in traced.units:
-        stage = found.setdefault(unit, stage)
+    for before, unit in pairwise([FIRST, *traced.units]):
+        found.setdefault(unit, found[before])
     return found
-
-
-def _check_ranks(stages: Sequence[StageSpec], pipeline: Pipeline) -> None:
-    for s, one in enumerate(stages):
-        if pipeline.ranks[s] != tuple(sorted(one.ranks)):
-            raise InputError(
-                f"stage {s} is on ranks {list(one.ranks)}, and ranks {list(pipeline.ranks[s])} "
-                "have actions for it",
-                hint="give every rank a row with the actions of its own stages",
-            )
 
 
 def _do_otherwise(module: Module, ways: Sequence[str], layers: Sequence[str]) -> None:
@@ -298,23 +295,18 @@ def _split(mine: Mapping[int, Module], stages: Sequence[StageSpec]) -> None:
     parts: dict[int, tuple[Any, Any]] = {}  # copies and tied layers share theirs
     for s, module in mine.items():
         if len(stages[s].ranks) > 1:
-            read = {id(p) for p in module.parameters() if _is_read(module, p)}
+            known = dict(module.named_parameters(remove_duplicate=False))
+            read = {id(known.get(n.target)) for n in module.graph.nodes if n.op == "get_attr"}
             split_all(module, groups[stages[s].ranks], read=read, parts=parts)
-
-
-def _is_read(module: Module, parameter: Any) -> bool:
-    """Whether the traced forward takes a parameter in its own hands."""
-    known = dict(module.named_parameters(remove_duplicate=False))
-    return any(known.get(n.target) is parameter for n in module.graph.nodes if n.op == "get_attr")
 
 
 def runtime(stages: Stages, plan: Plan, places: Places, loss: Loss, shared: Shared) -> Blocks:
     """What runs the stages of this rank."""
-    lossy, kind = mixing(stages.modules, plan, places, loss), places.device
     num = stages.shape.micro_batches * len(set(stages.shape.lines))
     return Blocks(
-        stages.shape, stages.modules, lossy, group=places.group("pp"), device=torch.device(kind),
-        shared=shared, weights=weights_of(plan, places, num),
+        stages.shape, stages.modules, mixing(stages.modules, plan, places, loss),
+        group=places.group("pp"), device=torch.device(places.device), shared=shared,
+        weights=weights_of(plan, places, num),
     )  # fmt: skip
 
 
@@ -327,17 +319,6 @@ def mixing(modules: Mapping[int, Any], plan: Plan, places: Places, loss: Loss) -
             return loss(output, target)
 
     for module in {id(m): m for m in modules.values()}.values():
-        _mix(module, word, kind)
+        if dtype_of(word) is not None:  # no loop of ours is around it
+            module.forward = mixed(word, kind)(module.forward)
     return lossy
-
-
-def _mix(module: Any, word: str, device: str) -> None:
-    """Run a stage's forward in mixed precision: no loop of ours is around it."""
-    forward = module.forward
-
-    def inside(*args: Any, **kwargs: Any) -> Any:
-        with mixed(word, device):
-            return forward(*args, **kwargs)
-
-    if dtype_of(word) is not None:
-        module.forward = inside

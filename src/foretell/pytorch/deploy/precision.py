@@ -10,7 +10,7 @@ turned, by the kernels that torch.compile makes of one cast.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -47,13 +47,10 @@ def dtype_of(word: str) -> Any:
     return DTYPES[word]
 
 
-def mixed(word: str, device: str) -> AbstractContextManager[Any]:
+def mixed(word: str, device: str) -> Any:
     """Forward and loss run inside this."""
     dtype = dtype_of(word)
-    if dtype is None:
-        return nullcontext()
-    context: AbstractContextManager[Any] = torch.autocast(device, dtype=dtype)
-    return context
+    return nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
 
 
 def refusal(model: Any, word: str, device: str) -> str:
@@ -115,13 +112,10 @@ def precision_of(plan: Plan) -> str:
 
 def require_fp8(word: str, device: str) -> None:
     """Raise where a run would be in fp8 on a device without such matmuls."""
-    if word != "fp8":
+    is_cuda = device == "cuda"
+    if word != "fp8" or (is_cuda and torch.cuda.get_device_capability() >= _CAPABLE):
         return
-    name = "the CPU"
-    if device == "cuda":
-        if torch.cuda.get_device_capability() >= _CAPABLE:
-            return
-        name = torch.cuda.get_device_name()
+    name = torch.cuda.get_device_name() if is_cuda else "the CPU"
     raise InputError(
         f"dtype=fp8: {name} has no fp8 matmuls",
         hint="run it on a GPU of compute capability 8.9 or more, or with dtype=bf16",
@@ -140,7 +134,9 @@ def require_layers(model: Any) -> None:
 
 def use_fp8(module: Any) -> None:
     """Let the linear layers of a module compute in fp8, those that are faster so."""
-    device = _device()
+    found = titled(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    # of a GPU that nothing is known of all layers are taken
+    device = None if found is None else load(f"{found.name}:gpus=1").devices[0]
     for layer in _layers(module):
         layer.forward = _Forward(layer, device)
 
@@ -156,12 +152,6 @@ def fp8_notes(module: Any) -> list[str]:
         f"{used} of {len(mine)} linear layers run in fp8: the others are faster in bf16, casts to "
         "fp8 take more than their matmuls gain"
     ]
-
-
-def _device() -> Device | None:
-    """What is known of the GPU; where that is nothing, all layers are taken."""
-    found = titled(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
-    return None if found is None else load(f"{found.name}:gpus=1").devices[0]
 
 
 def _layers(module: Any) -> list[Any]:

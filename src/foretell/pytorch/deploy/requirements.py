@@ -38,7 +38,8 @@ def require_deployable(
     model: Any, plan: Plan, device: str, layout: Mapping[str, str] | None, call: Call | None
 ) -> Splitting:
     """Raise where a plan cannot run a model on a device; how the model splits."""
-    widest = _widest(plan)
+    every = [one.plan for one in own_plans(plan)] if plan.segments else [plan]
+    widest = max(every, key=lambda one: (one.tp, one.sp))  # splits layers over most ranks
     by_graph = None if layout else _by_graph(model, widest, call)
     layout = layout or said(model)
     uses = Uses() if by_graph else _uses(model, widest, layout, call)
@@ -55,13 +56,6 @@ def require_deployable(
     tied = frozenset(tied_names(model) | uses.outside)
     is_lone = not named(model, layout, tied)
     return Splitting(layout, by_graph, tied, frozenset(uses.changed), is_lone)
-
-
-def _widest(plan: Plan) -> Plan:
-    """A plan, or the plan of its segment that splits layers over most ranks."""
-    if not plan.segments:
-        return plan
-    return max((one.plan for one in own_plans(plan)), key=lambda one: (one.tp, one.sp))
 
 
 def facts(
@@ -140,18 +134,13 @@ def _require_sends(plan: Plan, device: str) -> None:
     """
     staged = plan.pp > 1 or plan.stages or plan.groups or plan.segments
     what = "stages" if staged else f"zero={plan.zero}" if plan.zero >= 2 and plan.dp > 1 else ""
-    if what and device == "cuda" and _cuda_backend() == "gloo":
+    word = str(dist.get_backend_config()) if what and device == "cuda" else ""
+    each = dict(part.split(":", 1) for part in word.split(",") if ":" in part)  # or as cpu:gloo,…
+    if each.get("cuda", word) == "gloo":
         raise InputError(
             f"{what} on ranks that share a GPU: gloo does not send what is in its memory",
             hint="give each rank a GPU of its own (NCCL), or run with --device cpu",
         )
-
-
-def _cuda_backend() -> str:
-    """What carries messages of CUDA tensors: `gloo`, or as in `cpu:gloo,cuda:nccl`."""
-    word = str(dist.get_backend_config())
-    each = dict(part.split(":", 1) for part in word.split(",") if ":" in part)
-    return each.get("cuda", word)
 
 
 def require_fillable(plan: Plan) -> None:
@@ -204,8 +193,7 @@ def require_apart(plan: Plan, modules: Mapping[int, Any]) -> None:
 
 def require_own_loop(plan: Plan) -> None:
     """Raise where a plan takes its steps itself."""
-    found = unsupported.in_own_loop(plan)
-    if found:
+    if found := unsupported.in_own_loop(plan):
         raise InputError(
             f"a plan cannot be run in a loop of one's own with {found[0]}",
             hint="take its steps: foretell.deploy(model, optimizer, plan).step(inputs, target), "

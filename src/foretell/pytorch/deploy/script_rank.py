@@ -134,6 +134,7 @@ def _forget_job(script: Any) -> None:
 
 def _result(job: Any, asked: Asked, folder: Path, rank: int) -> dict[str, Any]:
     from foretell.pytorch.deploy.worker import peak_bytes
+    from foretell.pytorch.intake.request import no_step
 
     losses = [float(x) for x in job.losses]
     compared = None
@@ -142,11 +143,7 @@ def _result(job: Any, asked: Asked, folder: Path, rank: int) -> dict[str, Any]:
     elif asked.goal == "compare":
         compared = _compared(folder / "reference.npz", job, losses)
     if not losses:
-        raise InputError(
-            f"`{asked.script}` ended without a step",
-            hint="no optimizer stepped and no backward pass ran: does it train with these "
-            "arguments?",
-        )
+        raise no_step(asked.script)
     if asked.goal != "reference" and not job.made:
         raise InputError(
             f"no model of `{asked.script}` is called and trained by an optimizer of torch's",
@@ -179,36 +176,28 @@ def _compared(path: Path, job: Any, losses: list[float]) -> dict[str, Any]:
     import numpy
     import torch
 
+    from foretell.pytorch.deploy import verify
     from foretell.pytorch.deploy.precision import precision_of
-    from foretell.pytorch.deploy.verify import (
-        GRADIENT,
-        LOSS,
-        ROUGH,
-        Seen,
-        Verdict,
-        largest,
-        loss_off,
-        require_equal,
-        tensor_off,
-    )
 
     with numpy.load(path) as file:
         wanted = {name: torch.from_numpy(rows) for name, rows in file.items()}
     alone = wanted.pop("losses").tolist()
     rough = precision_of(job.plan) in ("bf16", "fp16", "fp8") or _is_short(job)
-    seen = Seen()
+    seen = verify.Seen()
     for step, (mine, one) in enumerate(zip(losses, alone, strict=False)):
-        limit = ROUGH if rough else LOSS * (_LATER if step else 1.0)
-        seen.note(step, "loss", "", loss_off(mine, one), limit)
+        limit = verify.ROUGH if rough else verify.LOSS * (_LATER if step else 1.0)
+        seen.note(step, "loss", "", verify.loss_off(mine, one), limit)
     later = _LATER * (_UNDECIDED if _is_undecided(wanted) else 1.0)
     for step, grads in enumerate(job.gradients):
         rows = {n.partition("/")[2]: g for n, g in wanted.items() if n.startswith(f"{step}/")}
-        most, limit = largest(rows), GRADIENT * (later if step else 1.0)
+        most, limit = verify.largest(rows), verify.GRADIENT * (later if step else 1.0)
         for name, one in rows.items():
-            off = tensor_off(grads[name], one, most) if name in grads else math.inf
+            off = verify.tensor_off(grads[name], one, most) if name in grads else math.inf
             seen.note(step, "gradient", name.partition(".")[2], off, math.inf if rough else limit)
     found = tuple(seen.differences)
-    require_equal(Verdict(len(job.gradients), len(wanted), seen.loss_off, seen.gradient_off, found))
+    verify.require_equal(
+        verify.Verdict(len(job.gradients), len(wanted), seen.loss_off, seen.gradient_off, found)
+    )
     return {"steps": min(len(losses), len(alone)), "tensors": len(wanted),
             "loss_off": seen.loss_off, "gradient_off": seen.gradient_off}  # fmt: skip
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -29,11 +30,8 @@ _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _WHOLE = (
-    nn.Flatten,
-    nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveAvgPool3d,
-    nn.AdaptiveMaxPool2d,
+    *(nn.Flatten, nn.AdaptiveMaxPool2d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
 )
 # one value at a time: nothing to exchange
 _POINTWISE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity)
@@ -174,14 +172,9 @@ def _pool(pool: Module, grid: Grid, call: Callable[[Tensor], Tensor], x: Tensor)
         reach = _reach(pool, axis, pads[axis])
         x = _with_halo(x, axis, reach, grid, outside=float("-inf") if is_max else 0.0)
         pads[axis] = (0, 0)
-    before = pool.padding
-    pool.padding = tuple(p[0] for p in pads)
-    if len(pads) == 1:
-        pool.padding = pads[0][0]
-    try:
+    padding = tuple(p[0] for p in pads)
+    with patch.object(pool, "padding", padding if len(pads) > 1 else padding[0]):
         return call(x)
-    finally:
-        pool.padding = before
 
 
 def _pads(layer: Module, x: Tensor) -> list[Span]:

@@ -37,6 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretell.errors import InputError, unknown
 from foretell.pytorch.deploy.buckets import (
+    BUCKET_BYTES,
     Buckets,
     Layout,
     broadcast_state,
@@ -493,32 +494,33 @@ def synchronize(
     """Train `model` on every rank of the group as if on one, each with its share of the batch."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     shares = list(shares or [1] * size)
-    check_shares(shares, size)
+    if len(shares) != size or not all(s > 0 for s in shares):
+        raise InputError(
+            f"the shares of {size} ranks are {shares}",
+            hint="give each rank a share of more than zero",
+        )
     weight = 1.0 if summed else shares[rank] / sum(shares)
     named = {n: p for n, p in model.named_parameters() if n not in apart}
     trained = {n: p for n, p in named.items() if p.requires_grad}
     words = sorted_out(trained, choices or {}, size)
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     broadcast_state(model, group, ranks, apart)
+    reduced = {n: trained[n] for n in words["all-reduce"]}
+    if not isinstance(layout, Layout):
+        sizes = {n: p.numel() * p.element_size() for n, p in reduced.items()}
+        layout = by_size(sizes, layout or BUCKET_BYTES)
+    owner = words["ps"] | owners({n: trained[n].numel() for n in words["sharded"]}, size)
+    served = {n: p for n, p in trained.items() if n in owner}
     sync = Sync(
-        _buckets(words["all-reduce"], trained, layout, weight, group, dtype),
+        Buckets(reduced, layout, weight=weight, group=group, dtype=dtype) if reduced else None,
         _factors(model, words["factors"], shares, rank, own or ranks, weight),
-        _server(trained, words, size, weight, group),
+        Server(served, owner, weight=weight, group=group) if served else None,
     )
     if not summed:
         sync.hooks += filter(None, [share_buffers(model, group, unless=is_stepping)])
     if optimizer is not None:
         sync.attach(optimizer)
     return sync
-
-
-def check_shares(shares: Sequence[float], size: int) -> None:
-    """Raise unless every rank has some of the batch."""
-    if len(shares) != size or not all(s > 0 for s in shares):
-        raise InputError(
-            f"the shares of {size} ranks are {list(shares)}",
-            hint="give each rank a share of more than zero",
-        )
 
 
 def sorted_out(
@@ -540,23 +542,6 @@ def sorted_out(
             )
         found[word][name] = int(rank or -1)
     return found
-
-
-def _buckets(
-    names: Mapping[str, int],
-    trained: Mapping[str, Any],
-    layout: Layout | float | None,
-    weight: float,
-    group: Any,
-    dtype: Any,
-) -> Buckets | None:
-    if not names:
-        return None
-    chosen = {n: trained[n] for n in names}
-    if not isinstance(layout, Layout):
-        sizes = {n: p.numel() * p.element_size() for n, p in chosen.items()}
-        layout = by_size(sizes, layout) if layout else by_size(sizes)
-    return Buckets(chosen, layout, weight=weight, group=group, dtype=dtype)
 
 
 def _factors(
@@ -587,20 +572,6 @@ def _factors(
     if isinstance(among, list):
         own = dist.new_group(among, use_local_synchronization=True)
     return Factors(modules, model, shares=shares, rank=rank, group=own, weight=weight)
-
-
-def _server(
-    trained: Mapping[str, Any],
-    words: Mapping[str, Mapping[str, int]],
-    size: int,
-    weight: float,
-    group: Any,
-) -> Server | None:
-    owner = dict(words["ps"]) | owners({n: trained[n].numel() for n in words["sharded"]}, size)
-    if not owner:
-        return None
-    chosen = {n: p for n, p in trained.items() if n in owner}
-    return Server(chosen, owner, weight=weight, group=group)
 
 
 def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:

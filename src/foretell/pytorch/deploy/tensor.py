@@ -314,7 +314,7 @@ def _still(row: Sequence[Module]) -> Iterator[None]:
             module.training = was
 
 
-_STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+_STYLES: dict[str, Any] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 _LONE = {  # a layer whose neighbours are not known: its input is whole, and so is its output
     "lone-colwise": lambda: ColwiseParallel(output_layouts=Replicate()),
     "lone-rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
@@ -338,7 +338,7 @@ def split_tensors(
     tied = {*tied, *tied_names(model)}
     chosen = named(model, layout, tied)
     if not any(way in _STYLES for way in chosen.values()):
-        return _split_lone(model, mesh, tied, changed)
+        chosen = lone(model, mesh.size(), tied)
     for name, way in chosen.items():
         _check(name, model.get_submodule(name), way, mesh.size())
         if way != SEQUENCE and f"{name}.weight" in tied:
@@ -348,22 +348,12 @@ def split_tensors(
                 hint="leave it out of `tensor_layout`, or untie it",
             )
     done = split_tokens(model, mesh, chosen) if tokens else set()
-    left = {n: way for n, way in chosen.items() if n not in done and way in _STYLES}
-    made = parallelize_module(model, mesh, {n: _STYLES[way]() for n, way in left.items()})
+    ways = _STYLES | _LONE
+    left = {n: ways[way]() for n, way in chosen.items() if n not in done and way in ways}
+    made = parallelize_module(model, mesh, left)
     for name in left.keys() & set(changed):
         copied(made.get_submodule(name))
     return made
-
-
-def _split_lone(
-    model: Module, mesh: Any, tied: Collection[str], changed: Collection[str]
-) -> Module:
-    """Split each linear layer by itself."""
-    for name, way in lone(model, mesh.size(), tied).items():
-        layer = parallelize_module(model.get_submodule(name), mesh, _LONE[way]())
-        if name in changed:
-            copied(layer)
-    return model
 
 
 def lone(model: Module, ranks: int, tied: Collection[str] = ()) -> dict[str, str]:
@@ -452,7 +442,7 @@ def _pairs(box: nn.Sequential, dot: str, tied: Collection[str]) -> dict[str, str
 
 
 def _check(name: str, layer: Module, way: str, size: int) -> None:
-    if way == SEQUENCE:
+    if way not in _STYLES:
         return
     if "weight" not in layer._parameters:
         raise InputError(

@@ -24,7 +24,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -209,14 +209,12 @@ class _Elsewhere:
     def changes(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         """What is put in place of functions that open, make and remove files."""
         plain = builtins.open
+
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            return plain(self._path(file, bool(_WRITES & set(mode))), mode, *args, **kwargs)
+
         for owner in (builtins, io):
-            yield (
-                owner,
-                "open",
-                lambda file, mode="r", *a, **k: plain(
-                    self._path(file, bool(_WRITES & set(mode))), mode, *a, **k
-                ),
-            )
+            yield owner, "open", opened
         for name in ("mkdir", "makedirs"):
             yield os, name, self._made(getattr(os, name))
         for name in ("remove", "unlink", "rmdir"):
@@ -239,10 +237,8 @@ class _Elsewhere:
 
     def _made(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def make(*args: Any, **kwargs: Any) -> None:
-            try:
+            with suppress(FileExistsError):  # the first rank was faster
                 plain(*args, **kwargs)
-            except FileExistsError:  # the first rank was faster
-                return
 
         return make
 
@@ -349,10 +345,6 @@ class Training(Listener):
         self._began = time.perf_counter()
         self._before = (time.thread_time(), run_files.queued())
 
-    def runs_itself(self, path: Path) -> bool:
-        """The script is run as it is."""
-        return False
-
     def step_ended(self, is_new: bool) -> None:
         """A step of the script is over."""
         if self.wanted.device == "cuda":
@@ -432,7 +424,10 @@ class Training(Listener):
             group = made.places.group("dp")
             cut = cut_of((args, kwargs), self.plan.shares, self.plan.dp, group)
         if cut is None:
-            self._note_whole(module)
+            note = f"{type(module).__name__}: samples that cannot be told apart, or are fewer than "
+            note += "ranks, are computed by every rank"
+            if self.plan.dp > 1 and note not in self.notes:
+                self.notes.append(note)
             return call(*args, **kwargs)
         try:
             return on_share(call, args, kwargs, cut, is_checked=self._is_new(module, args, kwargs))
@@ -442,19 +437,10 @@ class Training(Listener):
 
     def _is_new(self, module: Module, args: Any, kwargs: dict[str, Any]) -> bool:
         """Whether calls like this were seen seldom; without a GPU all are taken to be new."""
-        shapes = [
-            tuple(x.shape) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)
-        ]
-        key = (id(module), *shapes)
+        leaves = tree_leaves((args, kwargs))
+        key = (id(module), *(tuple(x.shape) for x in leaves if isinstance(x, torch.Tensor)))
         self.seen[key] += 1
         return self.wanted.device == "cpu" or self.seen[key] <= _CHECKED
-
-    def _note_whole(self, module: Module) -> None:
-        if self.plan is not None and self.plan.dp > 1:
-            text = f"{type(module).__name__}: samples that cannot be told apart, or are fewer than "
-            text += "ranks, are computed by every rank"
-            if text not in self.notes:
-                self.notes.append(text)
 
     def _meet(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Deploy a model when it is first called to be trained."""
@@ -462,7 +448,9 @@ class Training(Listener):
             return
         own = {id(p) for p in module.parameters() if p.requires_grad}
         optimizers = [o for o in (made() for made in self.watch.made) if o is not None]
-        trains = [o for o in optimizers if own & _held(o)]
+        trains = [
+            o for o in optimizers if own & {id(p) for g in o.param_groups for p in g["params"]}
+        ]
         if not own or not (trains or (self._backwards and not optimizers)):
             return
         if any(own & {id(p) for p in m.parameters()} for m in self.models.values()):
@@ -473,7 +461,11 @@ class Training(Listener):
         if self.plan is not None:
             try:
                 with torch.device("cpu"), self.watch.aside():  # whatever the script's default is
-                    predictor = self._timed(module, trains)
+                    predictor = None
+                    if self.predictor is not None and not self.made:  # for the first model
+                        self.tell("predict")
+                        with _aside():
+                            predictor = self.predictor(module, trains)
                     self.tell("deploy")
                     made = _deployed(module, trains, self.plan, self.wanted, (args, kwargs))
                     if predictor is not None:
@@ -489,14 +481,6 @@ class Training(Listener):
             except InputError as error:
                 self.fail(error)
                 raise
-
-    def _timed(self, module: Module, optimizers: Sequence[Any]) -> Any:
-        """What predicts a step of the script, asked for at its first model."""
-        if self.predictor is None or self.made:
-            return None
-        self.tell("predict")
-        with _aside():
-            return self.predictor(module, optimizers)
 
     def _backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Note the loss that a backward begins at."""
@@ -535,10 +519,8 @@ def _aside() -> Iterator[None]:
 @contextmanager
 def _without_mode() -> Iterator[None]:
     """Inside a model nothing is mixed: its calls need not be looked at."""
-    if not torch.overrides._get_current_function_mode_stack():
-        yield
-        return
-    with torch.overrides._pop_mode_temporarily():
+    is_on = bool(torch.overrides._get_current_function_mode_stack())
+    with torch.overrides._pop_mode_temporarily() if is_on else nullcontext():
         yield
 
 
@@ -564,9 +546,8 @@ def _deployed(
             hint="take a plan with dp alone",
         )
     options |= {"call": call, "example": None if call[1] else (call[0], None)}
-    if len(optimizers) == 1:
-        return in_own_loop(module, optimizers[0], own, **options)
-    return in_own_loop(module, Several(optimizers), own, **options)
+    one = optimizers[0] if len(optimizers) == 1 else Several(optimizers)
+    return in_own_loop(module, one, own, **options)
 
 
 def _agreed(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -581,16 +562,9 @@ def _agreed(plain: Callable[..., Any]) -> Callable[..., Any]:
     return unscale
 
 
-def _held(optimizer: Any) -> set[int]:
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
-
-
 def _seed(number: int) -> None:
     """The same random numbers on every rank, for a script that sets no seed."""
     random.seed(number)
     torch.manual_seed(number)
-    try:
-        import numpy
-    except ModuleNotFoundError:
-        return
-    numpy.random.seed(number)  # noqa: NPY002 - the one that scripts use
+    with suppress(ModuleNotFoundError):
+        import_module("numpy").random.seed(number)

@@ -266,7 +266,12 @@ def trace(model: Module, names: Sequence[str]) -> Traced:
     for name in names:
         if name not in known and name not in (FIRST, LAST):
             raise unknown("layer of the plan among the model's modules", name, known)
-    wanted = [re.compile(_pattern(n)) for n in names if n not in (FIRST, LAST)]
+    # any numbers in the places of its own
+    parts = [n.split(".") for n in names if n not in (FIRST, LAST)]
+    wanted = [
+        re.compile(r"\.".join(r"\d+" if p.isdigit() else re.escape(p) for p in one))
+        for one in parts
+    ]
     tracer = _Tracer(lambda path: any(p.fullmatch(path) for p in wanted))
     try:
         with _lengths(model):
@@ -302,11 +307,6 @@ def _len(x: Any) -> Any:
     if isinstance(x, fx.Proxy):
         return x.tracer.create_proxy("call_function", len, (x,), {})
     return len(x)
-
-
-def _pattern(name: str) -> str:
-    """Modules like the named one: any numbers in the places of its own."""
-    return r"\.".join(r"\d+" if part.isdigit() else re.escape(part) for part in name.split("."))
 
 
 def _defaults(model: Module) -> dict[str, Any]:

@@ -149,10 +149,6 @@ class Capturing(Listener):
             self.tell = progress_in(Path(self.request.folder))
             yield
 
-    def runs_itself(self, path: Path) -> bool:
-        """Scripts that only describe a step are captured elsewhere."""
-        return False
-
     def step_ended(self, is_new: bool) -> None:
         """Record the step behind the first that is understood; then that is all."""
         self.steps += 1

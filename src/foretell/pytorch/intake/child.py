@@ -23,7 +23,6 @@ from foretell.pytorch.intake.request import Request, Script, job_of_one_machine,
 # What stops a script whatever its tensors are: a missing package or file, wrong arguments.
 _FINAL = (ImportError, SyntaxError, FileNotFoundError)
 _USAGE = 2  # exit status of argparse and click
-_OURS = str(Path(__file__).resolve().parents[2])
 
 
 def main(path: Path) -> None:
@@ -137,12 +136,11 @@ def _exited(code: Any) -> dict[str, Any]:
 
 def _message(script: Script, error: BaseException) -> str:
     """The error of a script, and the innermost line of the user's own code."""
-    place = ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        packaged = ("site-packages", "dist-packages", "<frozen", f"{os.sep}lib{os.sep}python")
-        if not frame.filename.startswith(_OURS) and not any(p in frame.filename for p in packaged):
-            place = f" at {frame.filename}:{frame.lineno}"
-    line = (str(error).strip().splitlines() or [""])[0]
-    message = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    from foretell.pytorch.capture.values import first_line, users_line
+
+    line, kind = first_line(error), type(error).__name__
+    place = users_line(traceback.extract_tb(error.__traceback__))
+    place = f" at {place}" if place else ""
+    message = kind if line == kind else f"{kind}: {line}"
     hint = "does it run by itself? --show-output lets through what it prints"
     return f"`{script}` stopped{place}: {message}\n\nhint: {hint}"

@@ -152,7 +152,9 @@ class Device(TorchDispatchMode):  # type: ignore[misc]
         if func is aten._local_scalar_dense.default:
             return self._scalar(args[0])
         if func in (aten._to_copy.default, aten.copy_.default) and _goes_to_cpu(func, args, kwargs):
-            return _read(func, args, kwargs)
+            if func is aten.copy_.default:
+                return args[0].copy_(read_back(args[1]))
+            return read_back(args[0]).to(kwargs.get("dtype") or args[0].dtype)
         if func is aten.equal.default:
             return True
         if func is aten._pack_padded_sequence.default:
@@ -203,12 +205,6 @@ def _goes_to_cpu(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     return device is not None and torch.device(device).type == "cpu"
 
 
-def _read(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    if func is aten.copy_.default:
-        return args[0].copy_(read_back(args[1]))
-    return read_back(args[0]).to(kwargs.get("dtype") or args[0].dtype)
-
-
 def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Options of an operator on real data, which stays on the CPU."""
     found = {k: v for k, v in kwargs.items() if k != "pin_memory"}
@@ -242,8 +238,7 @@ class Calls(TorchFunctionMode):  # type: ignore[misc]
             with self:
                 return torch.autograd.backward(args[0], given.pop("gradient", None), **given)
         if name in _CHECKS:  # nothing that came back would be anything but a number
-            like = read_back(args[0])
-            return getattr(torch, name)(like)
+            return getattr(torch, name)(read_back(args[0]))
         args, kwargs = self.fakes.all_of((args, kwargs), floats=True)
         return func(*args, **kwargs)
 
@@ -315,41 +310,28 @@ def adopt(root: Module, fakes: Fakes, optimizers: list[Any]) -> None:
         for name, old in module._parameters.items():
             if old is not None and not is_fake(old) and not is_lazy(old):
                 new[id(old)] = module._parameters[name] = fakes.parameter(old)
-    replace_in(optimizers, new)
-
-
-def replace_in(optimizers: list[Any], new: dict[int, Any]) -> None:
-    """Let optimizers go over other parameters, by the ids of the old."""
     for optimizer in optimizers if new else ():
         for group in optimizer.param_groups:
             group["params"] = [new.get(id(p), p) for p in group["params"]]
 
 
-def _apply(fakes: Fakes) -> Callable[..., Any]:
+def _apply(module: Module, make: Callable[[Tensor], Tensor], recurse: bool = True) -> Module:
     """`Module._apply`: tensors are replaced where their format changes, and never moved."""
-
-    def apply(module: Module, make: Callable[[Tensor], Tensor], recurse: bool = True) -> Module:
-        _applying.append(True)
-        try:
-            for inner in module.modules() if recurse else (module,):
-                for name, old in inner._parameters.items():
-                    if old is not None and not is_lazy(old):
-                        inner._parameters[name] = _remade(old, make)
-                for name, old in inner._buffers.items():
-                    if old is not None:
-                        inner._buffers[name] = make(old)
-        finally:
-            _applying.pop()
-        return module
-
-    def _remade(old: Any, make: Callable[[Tensor], Tensor]) -> Any:
-        with torch.no_grad():
-            made = make(old)
-        if made is old or made.dtype == old.dtype:
-            return old
-        return Parameter(made, requires_grad=old.requires_grad)
-
-    return apply
+    _applying.append(True)
+    try:
+        for inner in module.modules() if recurse else (module,):
+            for name, old in inner._parameters.items():
+                if old is not None and not is_lazy(old):
+                    with torch.no_grad():
+                        made = make(old)
+                    if made is not old and made.dtype != old.dtype:
+                        inner._parameters[name] = Parameter(made, requires_grad=old.requires_grad)
+            for name, old in inner._buffers.items():
+                if old is not None:
+                    inner._buffers[name] = make(old)
+    finally:
+        _applying.pop()
+    return module
 
 
 def _plain_loader(plain: Callable[..., None]) -> Callable[..., None]:
@@ -415,7 +397,7 @@ def _stand_ins(fakes: Fakes, shows_gpu: bool) -> list[tuple[Any, str, Any]]:
     cuda = torch.cuda
     spawning = sys.modules["torch.multiprocessing.spawn"]
     found: list[tuple[Any, str, Any]] = [
-        (Module, "_apply", _apply(fakes)),
+        (Module, "_apply", _apply),
         (DataLoader, "__init__", _plain_loader(DataLoader.__init__)),
         (distributed, "init_process_group", _init_group(distributed.init_process_group)),
         (parallel, "DistributedDataParallel", OneRank),

@@ -22,7 +22,13 @@ from typing import IO, Any
 from foretell.errors import InputError
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.intake.files import undo
-from foretell.pytorch.intake.request import Request, Script, job_of_one_machine, rank_and_world
+from foretell.pytorch.intake.request import (
+    Request,
+    Script,
+    job_of_one_machine,
+    no_step,
+    rank_and_world,
+)
 
 Progress = Callable[[str, float], None]
 _EVERY = 0.1  # seconds between looks at the processes
@@ -207,11 +213,7 @@ _REAL = ("it ran on real tensors on the CPU: operators are those that torch choo
 
 def _too_few(script: Script, steps: int) -> InputError:
     if not steps:
-        return InputError(
-            f"`{script}` ended without a step",
-            hint="no optimizer stepped and no backward pass ran: does it train with these "
-            "arguments? A function that makes the step can be named: train.py:make",
-        )
+        return no_step(script, "A function that makes the step can be named: train.py:make")
     return InputError(
         f"`{script}` ended after {steps} step{'s' * (steps > 1)}; a capture needs two whole ones",
         hint="let it run longer",

@@ -14,6 +14,14 @@ from typing import Any
 from foretell.errors import InputError
 from foretell.io import limits, read_bytes
 
+
+def no_step(script: object, hint: str = "") -> InputError:
+    """A script that was run and took no step."""
+    hint = f" {hint}" if hint else ""
+    why = "no optimizer stepped and no backward pass ran: does it train with these arguments?"
+    return InputError(f"`{script}` ended without a step", hint=why + hint)
+
+
 _NEEDED = ("model", "batch")  # functions of a script that describes a step
 
 

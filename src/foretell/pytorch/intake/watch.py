@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -36,6 +37,10 @@ _LONG = 4096  # turns after which a pattern that never repeats is no longer look
 
 class Listener:
     """Observer of the steps of a script; of no interest are those that it does not say."""
+
+    def runs_itself(self, path: Path) -> bool:
+        """Whether a script only describes a step, which is run without it."""
+        return False
 
     def step_ended(self, is_new: bool) -> None:
         """A step has ended; `is_new`: what a step is has just been understood anew."""

@@ -29,6 +29,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, BinaryIO
@@ -40,7 +41,7 @@ from foretell.errors import InputError
 from foretell.io import write_atomically
 from foretell.pytorch.capture.step import Step, mapped
 from foretell.pytorch.intake.launch import check, launch
-from foretell.pytorch.intake.request import Request, Script, Wanted
+from foretell.pytorch.intake.request import Request, Script, Wanted, no_step
 from foretell.pytorch.intake.watch import Listener
 from foretell.pytorch.profile.layers import Parents, named_layers
 from foretell.pytorch.script import ask
@@ -175,40 +176,32 @@ def profile(
     asked = script if isinstance(script, Script) else Script(os.fspath(script), tuple(args))
     check(asked)
     _check(wanted or Wanted())
-    run = _Run(asked, output, device, ranks, show, progress)
-    found = run.once(wanted or Wanted())
+    once = partial(_once, asked, output, device, ranks=ranks, show=show, progress=progress)
+    found = once(wanted or Wanted())
     notes: tuple[str, ...] = ()
     ended = _ended(found)
     if ended is not None and wanted is None and ended >= _ENOUGH:
         fewer = _fitting(ended)
         notes = (f"the script ends after {ended} steps: {fewer.timed} were timed",)
-        found = run.once(fewer)
+        found = once(fewer)
         ended = _ended(found)
     if ended is not None:
         raise _too_few(ended, wanted or Wanted(), asked)
     return _summed(found, output, notes)
 
 
-@dataclass(frozen=True)
-class _Run:
-    script: Script
-    output: Path
-    device: str
-    ranks: int
-    show: bool
-    progress: Callable[[str, float], None] | None
-
-    def once(self, wanted: Wanted) -> list[dict[str, Any]]:
-        """Run the script for so many steps; what each rank answered."""
-        with tempfile.TemporaryDirectory(prefix="foretell-") as folder:
-            request = Request(
-                "profile", self.script, str(self.output.absolute()), folder, self.device, wanted
-            )
-            found = launch(request, self.ranks, self.progress, self.show, _hidden(self.device))
-        for answer in found:
-            if "error" in answer:
-                raise InputError(answer["error"])
-        return found
+def _once(
+    script: Script, output: Path, device: str, wanted: Wanted, **how: Any
+) -> list[dict[str, Any]]:
+    """Run the script for so many steps; what each rank answered."""
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}  # else it may take a GPU
+    with tempfile.TemporaryDirectory(prefix="foretell-") as folder:
+        request = Request("profile", script, str(output.absolute()), folder, device, wanted)
+        found = launch(request, environment=hidden, **how)
+    for answer in found:
+        if "error" in answer:
+            raise InputError(answer["error"])
+    return found
 
 
 def _ended(found: list[dict[str, Any]]) -> int | None:
@@ -238,18 +231,10 @@ def _summed(found: list[dict[str, Any]], output: Path, notes: tuple[str, ...]) -
     )  # fmt: skip
 
 
-def _hidden(device: str) -> dict[str, str]:
-    """A script that takes a GPU where there is one takes none where none is seen."""
-    return {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-
-
 def _too_few(ended: int, wanted: Wanted, script: Script) -> InputError:
     if not ended:
-        return InputError(
-            f"`{script}` ended without a step",
-            hint="no optimizer stepped and no backward pass ran: does it train with these "
-            "arguments? Steps of another kind can be marked: with foretell.profile.step(): …",
-        )
+        more = "Steps of another kind can be marked: with foretell.profile.step(): …"
+        return no_step(script, more)
     w = wanted
     return InputError(
         f"`{script}` ended after {ended} steps of {w.warmup} to warm up, {w.timed} to time "

@@ -14,14 +14,7 @@ from typing import Any
 
 from foretell.errors import InputError
 from foretell.io import write_text
-from foretell.pytorch.ranks.links import (
-    fit_links,
-    measure_beside,
-    measure_cores,
-    measure_hooks,
-    measure_links,
-    this_machine,
-)
+from foretell.pytorch.ranks import links
 from foretell.pytorch.ranks.pin import cores_of_ranks
 from foretell.pytorch.ranks.pool import WORKER, Pool
 from foretell.pytorch.ranks.wires import LOOPBACK, Network, network, refusal
@@ -62,31 +55,28 @@ def refused(networks: Iterable[str]) -> str:
 def measure_machine(pools: Pools, setups: Collection[Setup], tell: OnProgress) -> dict[str, Any]:
     """Links and cores of every number of ranks and network."""
     path = pools.folder / MACHINE
-    machine = this_machine() | {"pinned": pools.pin, "each": _each(pools.pin, setups)}
+    kept = (len(p) for ranks, _ in setups if pools.pin for p in cores_of_ranks(ranks))
+    machine = links.this_machine() | {
+        "pinned": pools.pin,
+        "each": min(kept, default=0),
+    }  # processors
     found = read(path) or {"machine": machine, "links": [], "cores": [], "fits": []}
     if "ceilings" not in found:
         found["ceilings"] = pools.pool(1, network(LOOPBACK)).ask({"do": "ceilings"})[0]
     for ranks, name in sorted(set(setups)):
         if not any(row["ranks"] == ranks for row in found["cores"]):
             tell(f"cores of {ranks} ranks")
-            found["cores"].append(measure_cores(pools.pool(ranks, network(name))))
+            found["cores"].append(links.measure_cores(pools.pool(ranks, network(name))))
         known = any((r["ranks"], r["network"]) == (ranks, name) for r in found["links"])
         if ranks > 1 and not known:
             pool = pools.pool(ranks, network(name))
-            found["links"] += measure_links(pool, name, tell=tell)
-            found.setdefault("beside", []).append(measure_beside(pool, name))
+            found["links"] += links.measure_links(pool, name, tell=tell)
+            found.setdefault("beside", []).append(links.measure_beside(pool, name))
             if "hooks" not in found:
-                found["hooks"] = measure_hooks(pool)
-        found["fits"] = fit_links(found["links"])
+                found["hooks"] = links.measure_hooks(pool)
+        found["fits"] = links.fit_links(found["links"])
         write(path, found)
     return found
-
-
-def _each(pin: bool, setups: Iterable[Setup]) -> int:
-    """Processors that a rank keeps to, the fewest of all setups; 0 where none is kept."""
-    return (
-        min((len(p) for ranks, _ in setups for p in cores_of_ranks(ranks)), default=0) if pin else 0
-    )
 
 
 def read(path: Path) -> Any:

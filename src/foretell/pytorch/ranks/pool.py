@@ -16,7 +16,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 from foretell.errors import InputError
@@ -35,9 +34,7 @@ class Pool:
         self, ranks: int, network: Network, log: Path, *, pin: bool = False, worker: str = WORKER
     ) -> None:
         self.ranks, self.log, self.worker = ranks, log, worker
-        self.cores = (
-            cores_of_ranks(ranks) if pin else []
-        )  # of each rank; none: where the kernel puts it
+        self.cores = cores_of_ranks(ranks) if pin else []  # none: where the kernel puts it
         self.wires = Wires(ranks, network.wires)
         self.first = network
         self.processes: list[subprocess.Popen[str]] = []
@@ -58,9 +55,7 @@ class Pool:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def shape(self, network: Network) -> None:

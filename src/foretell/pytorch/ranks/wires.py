@@ -37,7 +37,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from foretell.errors import InputError
@@ -164,19 +163,8 @@ def opened(tag: str, port: int) -> int:
     name = f"{tag}t{port}"
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(fd, _SET, struct.pack("16sH22x", name.encode(), _TAP))
-    move = [
-        "ip",
-        "link",
-        "set",
-        name,
-        "netns",
-        f"{tag}{port}",
-        "name",
-        "eth0",
-        "mtu",
-        str(_LARGEST_FRAME),
-    ]
-    subprocess.run(move, check=True)
+    move = f"ip link set {name} netns {tag}{port} name eth0 mtu {_LARGEST_FRAME}"
+    subprocess.run(move.split(), check=True)
     return fd
 
 
@@ -224,9 +212,7 @@ class Wires:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def prefix(self, rank: int) -> list[str]:
