@@ -206,11 +206,11 @@ def capture(
     are given have none (are on `meta`); it is called only where the step depends on them.
     """
     given = Parts(model, batch, loss, optimizer, real)
-    asked = _Asked(autocast, tf32, share, on, "cpu" if on == ON_CPU else device, progress)
+    asked = _Asked(autocast, tf32, share, on, progress)
     _arch(on)
     if autocast and autocast not in _AUTOCAST:
         raise unknown("autocast format", autocast, _AUTOCAST)
-    place = _place(asked.device)
+    place = _place("cpu" if on == ON_CPU else device)
     try:
         with seeded():
             return _on_fakes(given, asked, place, Values())
@@ -242,7 +242,6 @@ class _Asked:
     tf32: bool | None
     share: float | None
     on: str
-    device: str
     progress: Callable[[str, float], None]
 
 
@@ -260,7 +259,9 @@ def _recorded(given: Parts, asked: _Asked, place: torch.device, values: Values) 
     with recorder, chosen(arch, recorder.loss_begins):
         with torch.autograd.set_multithreading_enabled(False), _errors_explained(recorder):
             step = real_step(given) if values.is_off else _made(given, place, values.every)
-            _run(step, recorder, _autocast(asked.autocast, place))
+            word = asked.autocast
+            short = torch.autocast(place.type, dtype=_AUTOCAST[word]) if word else nullcontext()
+            _run(step, recorder, short)
         recorder.ledger.close(step.model)
     recorder.ledger.stays += workspace(recorder.rows, _arch(asked.on))
     facts = _facts(step, recorder, asked.autocast, asked.on)
@@ -271,13 +272,13 @@ def _recorded(given: Parts, asked: _Asked, place: torch.device, values: Values) 
 def _place(device: str) -> torch.device:
     if device and device not in _DEVICES:
         raise unknown("device", device, _DEVICES)
-    if device == "cuda" and not gpu.is_possible():
+    can_pretend = gpu.is_possible()
+    if device == "cuda" and not can_pretend:
         raise InputError(
             "this build of torch does not let a GPU be pretended",
             hint="capture with device='cpu', or on a machine with a GPU",
         )
-    chosen = device or ("cuda" if gpu.is_possible() else "cpu")
-    return _DEVICES[chosen]
+    return _DEVICES[device or ("cuda" if can_pretend else "cpu")]
 
 
 def _arch(on: str) -> str:
@@ -313,12 +314,6 @@ def _made(given: Parts, place: torch.device, values: bool) -> Step:
     return Step(made, data, given.loss, optimizer)
 
 
-def _autocast(name: str, place: torch.device) -> Any:
-    if not name:
-        return nullcontext()
-    return torch.autocast(place.type, dtype=_AUTOCAST[name])
-
-
 def _run(step: Step, recorder: Recorder, autocast: Any) -> None:
     """One step as training has it from the second on: the optimizer has its state."""
     _enter(step, recorder)
@@ -341,55 +336,28 @@ def _run(step: Step, recorder: Recorder, autocast: Any) -> None:
 def _enter(step: Step, recorder: Recorder) -> None:
     """Make known what is there before the step: weights, buffers, state and the batch."""
     model, ledger = step.model, recorder.ledger
-    recorder.names |= {id(m): name for name, m in reversed(list(model.named_modules()))}
-    recorder.pace.modules = len(recorder.names)
-    recorder.parameters |= {id(p): name for name, p in model.named_parameters()}
     if step.optimizer is not None:
         with recorder.assumed.values.paused():
             settle(step.optimizer, [p for p in model.parameters() if p.requires_grad])
-    for name, parameter in model.named_parameters():
-        ledger.meet(parameter, NONE, BufferKind.PARAMETER, name).weight = name
-    for name, buffer in model.named_buffers():
-        ledger.meet(buffer, NONE, BufferKind.PARAMETER, name)
-    for tensor in _state(step):
-        ledger.meet(tensor, NONE, BufferKind.OPTIMIZER, "optimizer state")
+    recorder.enter(model)
+    recorder.pace.modules = len(recorder.names)
+    kinds = {p.device.type for p in model.parameters()}
+    for tensor in tensors_in([*step.optimizer.state.values()] if step.optimizer else []):
+        if tensor.device.type in kinds:
+            ledger.meet(tensor, NONE, BufferKind.OPTIMIZER, "optimizer state")
     for tensor in tensors_in(step.batch):
         ledger.meet(tensor, NONE, BufferKind.INPUT, "batch")
 
 
-def _state(step: Step) -> list[Any]:
-    """The optimizer's state on the device."""
-    if step.optimizer is None:
-        return []
-    found = [t for state in step.optimizer.state.values() for t in tensors_in(state)]
-    kinds = {p.device.type for p in step.model.parameters()}
-    return [t for t in found if t.device.type in kinds]
-
-
 def _facts(step: Step, recorder: Recorder, autocast: str, on: str) -> dict[str, Any]:
-    parameters = list(step.model.parameters())
-    facts: dict[str, Any] = {
-        "captured": type(step.model).__name__,
-        "parameters": sum(p.numel() for p in parameters),
-        "torch": torch.__version__,
-        "kernels_of": on,
-    }
+    facts = recorder.facts(type(step.model).__name__, on, autocast, step.optimizer)
     forward = [row for row in recorder.rows if row.direction == "fwd"]
     facts["batch_ops"] = sorted({row.name for row in forward if row.reads_batch})
-    facts["reads"] = {row.name: [*map(list, row.weights)] for row in forward if row.weights}
-    trained = ((n, p) for n, p in step.model.named_parameters() if p.requires_grad)
-    facts["weights"] = {name: int(p.numel()) for name, p in trained}
     sides = {int(t.shape[0]) for t in tensors_in(step.batch) if t.dim()}
     if len(sides) == 1:  # of all tensors of the batch: its samples
         facts["batch"] = sides.pop()
-    if autocast:
-        facts["autocast"] = autocast
-    if step.optimizer is not None:
-        facts["optimizer"] = type(step.optimizer).__name__
     if recorder.assumed.values.every or recorder.assumed.values.is_off:
         facts["data"] = "real"  # weights and batch had values
-    if recorder.assumed.used:
-        facts["assumed"] = sorted(set(recorder.assumed.used))
     return facts
 
 

@@ -42,48 +42,29 @@ from torch.overrides import TorchFunctionMode
 aten = torch.ops.aten
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cuDNN's numbers
 KINDS = tuple(_MODES)
-
-
 _ARGUMENTS = 9  # of a recurrent layer, packed or not
-
-
-def is_recurrent(name: str, args: Sequence[Any]) -> bool:
-    """Whether a call is of a recurrent layer."""
-    return name in KINDS and len(args) == _ARGUMENTS and args[0].is_floating_point()
 
 
 def recurrent(kind: str, cast: Callable[..., tuple[Tensor, ...]], *args: Any) -> tuple[Any, ...]:
     """Outputs of `torch.lstm`, `torch.gru` and `torch.rnn_*`, for padded or packed sequences."""
+    sizes: list[int] = []
     if isinstance(args[1], Tensor) and not args[1].is_floating_point():
-        input, sizes, *rest = args
-        return _run(kind, cast, (input, *rest, False), sizes.tolist())
-    return _run(kind, cast, args, [])
-
-
-def _run(
-    kind: str, cast: Callable[..., tuple[Tensor, ...]], args: Sequence[Any], sizes: list[int]
-) -> tuple[Any, ...]:
+        input, packed, *rest = args
+        args, sizes = (input, *rest, False), packed.tolist()
     input, hx, weights, has_biases, layers, dropout, train, bidirectional, batch_first = args
     hidden, cell = (hx[0], hx[1]) if kind == "lstm" else (hx, None)
     each = len(weights) // (layers * (2 if bidirectional else 1))
     input, hidden, *weights = cast(input, hidden, *weights)
     cell = cast(cell)[0] if cell is not None else None
-    size, projected = _sizes(weights, each, has_biases, hidden)
+    size, projected = int(hidden.shape[-1]), 0
+    if each == (5 if has_biases else 3):  # the state is projected
+        size, projected = int(weights[each - 1].shape[1]), size
     flat = weights[0].detach()  # stands for the buffer that all weights are views of
     out, new, state, *_ = aten._cudnn_rnn(
         input, weights, each, flat, hidden, cell, _MODES[kind], size, projected, layers,
         batch_first, dropout, train, bidirectional, sizes, None,
     )  # fmt: skip
     return (out, new, state) if kind == "lstm" else (out, new)
-
-
-def _sizes(
-    weights: Sequence[Tensor], each: int, has_biases: bool, hidden: Tensor
-) -> tuple[int, int]:
-    """Width of the state, and of what it is projected to (0 where it is not)."""
-    if each == (5 if has_biases else 3):
-        return int(weights[each - 1].shape[1]), int(hidden.shape[-1])
-    return int(hidden.shape[-1]), 0
 
 
 def gradients(func: Any, input: Tensor, weight: Sequence[Tensor], *rest: Any) -> tuple[Any, ...]:
@@ -141,7 +122,8 @@ def chosen(arch: str, on_loss: Callable[[], None]) -> Iterator[None]:
     }
     with ExitStack() as stack:
         known = {getattr(F, name): choice for name, choice in choices.items()}
-        known |= {torch.Tensor.to: _to, torch.Tensor.cuda: _cuda, F.batch_norm: _batch_norm}
+        known |= {torch.Tensor.to: _to, F.batch_norm: _batch_norm}
+        known[torch.Tensor.cuda] = lambda input, *_, **__: _to(input, GPU)
         for name, choice in choices.items():
             stack.enter_context(patch.object(F, name, choice))
         stack.enter_context(_Choices(known, on_loss))
@@ -168,7 +150,8 @@ class _Choices(TorchFunctionMode):  # type: ignore[misc]
         if func == torch.Tensor.is_cuda.__get__:
             return args[0].device.type == "cuda"
         name = getattr(func, "__name__", "")
-        if self.is_gpu and is_recurrent(name, args):
+        is_layer = name in KINDS and len(args) == _ARGUMENTS and args[0].is_floating_point()
+        if self.is_gpu and is_layer:
             return recurrent(name, _autocast, *args)
         if _LOSS.match(name):
             self.on_loss()
@@ -261,10 +244,6 @@ def _to(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return input.to(**asked) if asked else input
 
 
-def _cuda(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return _to(input, GPU)
-
-
 def _batch_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """cuDNN and the CPU answer in order whatever order the input is in; fake tensors keep its."""
     layout = _CHANNELS_LAST.get(input.dim())
@@ -283,8 +262,7 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     """One kernel that draws, scales and keeps a mask of bytes, where the GPU has one."""
     if not training or inplace or not 0 < p < 1 or not input.numel():
         return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
-    kept: Tensor = torch.native_dropout(input, p, True)[0]
-    return kept
+    return torch.native_dropout(input, p, True)[0]
 
 
 # Values of c10::DeviceType and the table of guards by them, in libc10.
@@ -313,8 +291,7 @@ class FakeGpu(FakeTensorMode):  # type: ignore[misc]
 
 def alias_of(tensor: Any) -> torch.device:
     """The device of a fake tensor as C++ sees it."""
-    device: torch.device = tensor.fake_device
-    return ALIAS if device.type == "cuda" else device
+    return ALIAS if tensor.fake_device.type == "cuda" else tensor.fake_device
 
 
 def on_gpu(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -327,8 +304,7 @@ def on_gpu(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def fake_mode(device: torch.device) -> FakeTensorMode:
     """A mode that makes fake tensors on a device."""
-    kind = FakeGpu if device.type == "cuda" else FakeTensorMode
-    return kind(allow_non_fake_inputs=True)
+    return (FakeGpu if device.type == "cuda" else FakeTensorMode)(allow_non_fake_inputs=True)
 
 
 def is_possible() -> bool:
@@ -349,9 +325,9 @@ def pretended(device: torch.device) -> Iterator[None]:
         stack.enter_context(patch.object(torch._C, _LAYOUT, conv_layout))
         stack.enter_context(patch.object(torch.nn.init, _TRUNCATED, _truncated))
         if not torch.cuda.is_available():
-            for where, name, answer in _ANSWERS:
-                if hasattr(where, name):
-                    stack.enter_context(patch.object(where, name, answer))
+            for name, answer in _ANSWERS.items():
+                if hasattr(torch.cuda, name):
+                    stack.enter_context(patch.object(torch.cuda, name, always(answer)))
         yield
 
 
@@ -369,10 +345,7 @@ def conv_layout(input: Tensor, weight: Tensor, backend: Any) -> torch.memory_for
 
 def _truncated(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """`trunc_normal_` draws until no number is too large, which fake tensors never tell."""
-    if isinstance(tensor, FakeTensor):
-        return tensor
-    drawn: Tensor = _draw_truncated(tensor, *args, **kwargs)
-    return drawn
+    return tensor if isinstance(tensor, FakeTensor) else _draw_truncated(tensor, *args, **kwargs)
 
 
 def _guards() -> Any:
@@ -424,14 +397,11 @@ def always(value: Any) -> Callable[..., Any]:
 
 
 # What user code and torch itself ask before they use a GPU.
-_ANSWERS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
-    (torch.cuda, "is_available", always(True)),
-    (torch.cuda, "is_bf16_supported", always(True)),
-    (torch.cuda, "device_count", always(1)),
-    (torch.cuda, "current_device", always(0)),
-    (torch.cuda, "get_device_capability", always(_CAPABILITY)),
-    (torch.cuda, "synchronize", always(None)),
-    (torch.cuda, "is_current_stream_capturing", always(False)),
-    (torch.cuda, "_lazy_init", always(None)),
-    (torch.cuda, "empty_cache", always(None)),
-)
+_ANSWERS = {
+    **dict.fromkeys(("is_available", "is_bf16_supported"), True),
+    "device_count": 1,
+    "current_device": 0,
+    "get_device_capability": _CAPABILITY,
+    **dict.fromkeys(("synchronize", "_lazy_init", "empty_cache"), None),
+    "is_current_stream_capturing": False,
+}

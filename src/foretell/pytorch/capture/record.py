@@ -43,8 +43,6 @@ from foretell.pytorch.capture.values import Assumed, written
 from foretell.pytorch.capture.words import bytes_of, conv_work, flops_of, moved_bytes
 
 BLOCK = 512  # bytes: PyTorch's allocator on CUDA hands out multiples of it
-
-
 EVERY = 16  # operators between two words
 # Operators that only reserve memory, and those that tell the host a number.
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -219,6 +217,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     rows: list[Row] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     parameters: dict[int, str] = field(default_factory=dict)  # id of a parameter → its path
+    weights: dict[str, Any] = field(default_factory=dict)  # parameters by paths of their own
     pace: Pace = field(default_factory=Pace)
     stopped: str = ""  # the operator and layer where an error came up
     _stack: list[str] = field(default_factory=list)
@@ -252,6 +251,31 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def layer(self) -> str:
         """The innermost module that is running."""
         return self._stack[-1] if self._stack else ""
+
+    def enter(self, model: Any, like: Callable[[Any], Any] = lambda tensor: tensor) -> None:
+        """Make known a model that is there before the step; `like`: what stands for a tensor."""
+        self.names |= {id(m): name for name, m in reversed(list(model.named_modules()))}
+        for name, parameter in model.named_parameters():
+            path = self.parameters[id(parameter)] = name
+            while self.weights.setdefault(path, parameter) is not parameter:  # of another model
+                path = f"other.{path}"
+            kind = BufferKind.PARAMETER
+            self.ledger.meet(like(parameter), NONE, kind, name).weight = path
+        for name, buffer in model.named_buffers():
+            self.ledger.meet(like(buffer), NONE, BufferKind.PARAMETER, name)
+
+    def facts(self, name: str, on: str, autocast: str, optimizer: Any) -> dict[str, Any]:
+        """What a graph says of its step: which parameters each call reads, and how it was made."""
+        forward = (row for row in self.rows if row.direction == "fwd" and row.weights)
+        every = {id(p): p.numel() for p in self.weights.values()}
+        trained = {path: int(p.numel()) for path, p in self.weights.items() if p.requires_grad}
+        facts: dict[str, Any] = {"captured": name, "parameters": sum(every.values())}
+        facts |= {"torch": torch.__version__, "kernels_of": on, "weights": trained}
+        facts["reads"] = {row.name: [*map(list, row.weights)] for row in forward}
+        facts |= {"autocast": autocast} if autocast else {}
+        facts |= {} if optimizer is None else {"optimizer": type(optimizer).__name__}
+        used = self.assumed.used
+        return facts | ({"assumed": sorted(set(used))} if used else {})
 
     def loss_begins(self) -> None:
         """From here on the forward pass is the loss."""
@@ -296,13 +320,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         )  # fmt: skip
         if parts or waits:
             row.shape = words.shape_text(func, inputs)
-            row.waits, row.is_copy = waits, _crosses(given, outputs)
-            row.reads_batch, row.weights = self._reads_batch(given), self._weights(given)
+            # from the host to the device or back
+            is_copy = len({t.device.type for t in (*given[:1], *outputs[:1])}) > 1
+            row.waits, row.is_copy = waits, is_copy
+            stays = [self.ledger.stay(t) for t in given]
+            row.reads_batch = any(s and s.kind == BufferKind.INPUT for s in stays)
+            size = (int(words.bytes_of(t)) // t.element_size() for t in given)  # what is read once
+            pairs = zip(stays, size, strict=True)
+            row.weights = tuple((s.weight, n) for s, n in pairs if s and s.weight)
         self._modules = self._nodes = 0
         self.rows.append(row)
         self.pace.note(self.phase, len(self.rows))
         self.ledger.now = i
-        self._keep(func, given, outputs, i, row)
+        self._keep(func, outputs, i, row)
 
     def _belongs(self, op: str, i: int, number: int) -> tuple[str, str, str]:
         """Name, layer and direction of an operator."""
@@ -343,18 +373,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _sources(self, given: Sequence[Any]) -> tuple[int, ...]:
         known = (self.ledger.stay(t) for t in given)
-        return tuple(sorted({s.maker for s in known if s is not None and s.maker != NONE}))
+        return tuple(sorted({s.maker for s in known if s and s.maker != NONE}))
 
-    def _reads_batch(self, given: Sequence[Any]) -> bool:
-        known = (self.ledger.stay(t) for t in given)
-        return any(s is not None and s.kind == BufferKind.INPUT for s in known)
-
-    def _weights(self, given: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-        size = (int(words.bytes_of(t)) // t.element_size() for t in given)  # expanded: read once
-        known = zip(map(self.ledger.stay, given), size, strict=True)
-        return tuple((s.weight, n) for s, n in known if s is not None and s.weight)
-
-    def _keep(self, func: Any, given: list[Any], outputs: list[Any], i: int, row: Row) -> None:
+    def _keep(self, func: Any, outputs: list[Any], i: int, row: Row) -> None:
         """Enter what an operator made, and that it wrote what it changed in place."""
         kind = BufferKind.OTHER if self.phase == Phase.BACKWARD else BufferKind.ACTIVATION
         for tensor in outputs:
@@ -364,10 +385,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             for known in filter(None, map(self.ledger.stay, outputs)):
                 known.weight = row.weights[0][0]
         if func._schema.is_mutable and row.parts:
-            for tensor in outputs:
-                stay = self.ledger.stay(tensor)
-                if stay is not None:
-                    stay.maker = i
+            for known in filter(None, map(self.ledger.stay, outputs)):
+                known.maker = i
 
 
 def is_work(func: Any) -> bool:
@@ -377,12 +396,6 @@ def is_work(func: Any) -> bool:
 def _is_view(given: Sequence[Any], outputs: Sequence[Any]) -> bool:
     known = {t.untyped_storage()._cdata for t in given}
     return all(t.untyped_storage()._cdata in known for t in outputs)
-
-
-def _crosses(given: Sequence[Any], outputs: Sequence[Any]) -> bool:
-    """Whether data goes from the host to the device or back."""
-    kinds = {t.device.type for t in (*given[:1], *outputs[:1])}
-    return len(kinds) > 1
 
 
 def _listed(inputs: Sequence[Any]) -> int:

@@ -68,21 +68,15 @@ def find(text: str, batch: int | None = None, ranks: int = 1) -> Parts:
 
     Of a script's batch the part of the first of so many `ranks` is taken.
     """
-    where, name, given = _split(text)
-    names = _names(where)
+    where, _, rest = text.partition(":")  # train.py:make:size=8
+    name, _, options = rest.partition(":")
+    names, given = _names(where), spec.options(options) if options else {}
     if not name:
         return _described(names, where, batch, ranks)
     if not callable(names.get(name)):
         functions = (k for k, v in names.items() if callable(v) and not k.startswith("_"))
         raise unknown(f"function of `{where}`", name, functions)
     return _made(names, name, where, _source_options(names[name], given, batch, where))
-
-
-def _split(text: str) -> tuple[str, str, dict[str, str]]:
-    """`train.py:make:size=8` → train.py, make, {size: 8}."""
-    where, _, rest = text.partition(":")
-    name, _, options = rest.partition(":")
-    return where, name, spec.options(options) if options else {}
 
 
 def _names(where: str) -> Mapping[str, Any]:
@@ -210,7 +204,7 @@ def with_data(given: Parts, stopped: Exception) -> Parts:
     if callable(batch):
         batch = batch()
     tensors = (*model.parameters(), *model.buffers(), *tensors_in(batch))
-    if not all(map(has_data, tensors)) or _size(tensors) > REAL:
+    if not all(map(has_data, tensors)) or sum(t.numel() * t.element_size() for t in tensors) > REAL:
         raise stopped
     return Parts(model, batch, given.loss, given.optimizer)
 
@@ -237,10 +231,6 @@ class _Bound(TorchDispatchMode):  # type: ignore[misc]
             if self.taken > REAL:
                 raise MemoryError
         return made
-
-
-def _size(tensors: Sequence[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def real_step(given: Parts) -> Step:
@@ -271,7 +261,13 @@ class Step:
             loss = default_loss
         if takes_model(loss):
             return loss(self.model, self.batch)
-        found = ordered(_with_target(self.batch))
+        if not isinstance(self.batch, (list, tuple)) or len(self.batch) < 2:
+            raise InputError(
+                "a loss of output and target needs a batch of both, not "
+                f"{type(self.batch).__name__}",
+                hint="give `batch=(x, y)`, or a loss of `(model, batch)`",
+            )
+        found = ordered(self.batch)
         return loss(_called(self.model, found.inputs), found.target)
 
 
@@ -311,15 +307,6 @@ def _is_pair(model: Module, batch: Any) -> bool:
     return isinstance(batch[0], (list, tuple))
 
 
-def _with_target(batch: Any) -> Any:
-    if isinstance(batch, (list, tuple)) and len(batch) > 1:
-        return batch
-    raise InputError(
-        f"a loss of output and target needs a batch of both, not {type(batch).__name__}",
-        hint="give `batch=(x, y)`, or a loss of `(model, batch)`",
-    )
-
-
 def fake_model(
     model: Module | Callable[[], Module], device: torch.device, *, values: bool = False
 ) -> Module:
@@ -333,13 +320,9 @@ def fake_model(
         made = model()
     if not isinstance(made, Module):
         raise InputError(f"`model` made {type(made).__name__}, which is no torch.nn.Module")
-    return made if _is_fake(made, device) else _copied(made, device)
-
-
-def _is_fake(model: Module, device: torch.device) -> bool:
-    """Whether all tensors of a model are fake and where they should be."""
-    tensors = (*model.parameters(), *model.buffers())
-    return all(isinstance(t, FakeTensor) and t.device == device for t in tensors)
+    tensors = (*made.parameters(), *made.buffers())
+    is_fake = all(isinstance(t, FakeTensor) and t.device == device for t in tensors)
+    return made if is_fake else _copied(made, device)
 
 
 @contextmanager
@@ -399,15 +382,11 @@ def _copied(model: Module, device: torch.device, values: bool = False) -> Module
     for parameter in model.parameters():
         like = Parameter(fake_like(parameter, device), requires_grad=parameter.requires_grad)
         memo[id(parameter)] = give(like, parameter if values else None)
-    for tensor in (*model.buffers(), *_loose(model)):
+    loose = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor))
+    for tensor in (*model.buffers(), *loose):  # some modules hold as plain attributes
         is_known = values or tensor.numel() <= SMALL
         memo[id(tensor)] = give(fake_like(tensor, device), copy_of(tensor) if is_known else None)
     return copy.deepcopy(model, memo)
-
-
-def _loose(model: Module) -> list[Tensor]:
-    """Tensors that modules hold as plain attributes."""
-    return [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)]
 
 
 def fake_like(tensor: Tensor, device: torch.device) -> Tensor:
@@ -489,12 +468,9 @@ def _rebuilt(optimizer: torch.optim.Optimizer, given: Any, model: Module) -> tor
         {**group, "params": [new[id(p)] for p in group["params"] if id(p) in new]}
         for group in optimizer.param_groups
     ]
-    return type(optimizer)(groups, **_options(optimizer))
-
-
-def _options(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     wanted = inspect.signature(type(optimizer).__init__).parameters
-    return {k: v for k, v in optimizer.defaults.items() if k in wanted}
+    options = {k: v for k, v in optimizer.defaults.items() if k in wanted}
+    return type(optimizer)(groups, **options)
 
 
 def settle(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:

@@ -155,15 +155,9 @@ def op_word(func: Any) -> str:
 
 def inputs_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """All inputs in the order of the schema, those nothing gave as their default."""
-    found = []
-    for i, argument in enumerate(func._schema.arguments):
-        if i < len(args):
-            found.append(args[i])
-        elif argument.name in kwargs:
-            found.append(kwargs[argument.name])
-        else:
-            found.append(argument.default_value if argument.has_default_value() else None)
-    return found
+    left = func._schema.arguments[len(args) :]
+    defaults = ((a.name, a.default_value if a.has_default_value() else None) for a in left)
+    return [*args, *(kwargs.get(name, default) for name, default in defaults)]
 
 
 def shape_text(func: Any, inputs: Sequence[Any]) -> str:
@@ -171,8 +165,10 @@ def shape_text(func: Any, inputs: Sequence[Any]) -> str:
     name = func._schema.name.partition("::")[2]
     if name in _ATTENTION:
         return _attention_text(inputs, *_ATTENTION[name])
-    strides = [_stride_text(x) for x in inputs]
-    layout = f",strides={'+'.join(strides)}" if any(s != "-" for s in strides) else ""
+    apart = [isinstance(x, Tensor) and not x.is_contiguous() for x in inputs]
+    pairs = zip(inputs, apart, strict=True)
+    strides = ["x".join(map(str, x.stride())) if is_so else "-" for x, is_so in pairs]
+    layout = f",strides={'+'.join(strides)}" if any(apart) else ""
     parts = ["+".join(f(x) for x in inputs) for f in (_dims_text, _type_text, _value_text)]
     return f"in={parts[0]},types={parts[1]},args={parts[2]}{layout}"
 
@@ -181,7 +177,8 @@ def _attention_text(
     inputs: Sequence[Any], turned: bool, source: Sequence[int], target: Sequence[int]
 ) -> str:
     """Attention as its innermost operator is called: dropout and causality where it has them."""
-    rows = [x.transpose(1, 2) if turned and _is_heads(x) else x for x in inputs]
+    is_heads = [turned and isinstance(x, Tensor) and x.dim() == 4 for x in inputs]
+    rows = [x.transpose(1, 2) if wide else x for x, wide in zip(inputs, is_heads, strict=True)]
     width = max(len(rows), target[1] + 1)
     tensors = [x if isinstance(x, Tensor) else None for x in rows] + [None] * (width - len(rows))
     values = ["-"] * width
@@ -189,10 +186,6 @@ def _attention_text(
         values[go] = _value_text(inputs[come])
     dims, types = "+".join(map(_dims_text, tensors)), "+".join(map(_type_text, tensors))
     return f"in={dims},types={types},args={'+'.join(values)}"
-
-
-def _is_heads(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dim() == 4
 
 
 def _dims_text(x: Any) -> str:
@@ -218,12 +211,6 @@ def _value_text(x: Any) -> str:
         return "-"
     text = "x".join(map(str, x)) if isinstance(x, (list, tuple)) else str(x)
     return text.replace(", ", "x").replace(",", "x").replace("+", "") or "-"
-
-
-def _stride_text(x: Any) -> str:
-    if not isinstance(x, Tensor) or x.is_contiguous():
-        return "-"
-    return "x".join(map(str, x.stride()))
 
 
 def _is_tensors(x: Any) -> bool:

@@ -143,7 +143,11 @@ class Deployed:
         if self.plan.update == "by-message" and self.sync is not None:
             self.sync.update_by_message(self.optimizer.step)
             return loss
-        self._settle()
+        for part in (self.sync, self.usage):  # make the gradients those of the whole batch
+            if part is not None:
+                part.finish()
+        if self.pipeline is not None:
+            self.pipeline.settle()
         self._update()
         return loss
 
@@ -161,15 +165,6 @@ class Deployed:
             self.scaler.update()
         if self.ema is not None:
             self.ema.update(self.here)
-
-    def _settle(self) -> None:
-        """Make the gradients those of the whole batch."""
-        if self.sync is not None:
-            self.sync.finish()
-        if self.usage is not None:
-            self.usage.finish()
-        if self.pipeline is not None:
-            self.pipeline.settle()
 
     def _share_buffers(self) -> None:
         """Once a step: ranks with uneven shares take different numbers of micro-batches."""
@@ -285,7 +280,12 @@ def deploy(
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     split = require_deployable(model, plan, kind, tensor_layout, call)
     places = Places(plan, kind)
-    whole = _agreed(plan, model)
+    whole = None
+    if agree(plan, model):  # some ranks have no values: they are filled in part by part
+        require_fillable(plan)
+        whole = fsdp.held(model)
+    else:
+        broadcast_state(model)
     plan = check_names(plan, model)
     before, names, layers = dict(model.named_parameters()), aliases(model), norms(model)
     made = Deployed(model, optimizer, plan, places, loss or default_loss, split=split)
@@ -311,15 +311,6 @@ def deploy(
     made.ema = Ema(ema, made.here) if ema else None
     _make_ready(made, model, example)
     return made
-
-
-def _agreed(plan: Plan, model: Any) -> Any:
-    """Give all ranks the first one's values; what fills a model part by part, where it has none."""
-    if agree(plan, model):
-        require_fillable(plan)
-        return fsdp.held(model)
-    broadcast_state(model)
-    return None
 
 
 def _cut(
@@ -467,8 +458,11 @@ def _inside(made: Deployed, modules: list[Any]) -> None:
     """What changes the layers themselves: splits, recompute, regions, formats."""
     plan, places, split = made.plan, made.places, made.split
     names = {spec.partition(":")[0] for spec in plan.whatifs}
-    if plan.ep > 1:
-        _shard_experts(made)
+    mesh = places.expert_mesh() if plan.ep > 1 else None
+    for name in experts_of(made.model) if mesh is not None else ():
+        module = made.model.get_submodule(name)
+        Dispatched(name, module, mesh)
+        made.apart |= {f"{name}.{key}" for key, _ in module.named_parameters()}
     if split.by_graph is not None:
         GraphSplit(made.model, places.split_mesh(), split.by_graph, sp=plan.sp)
     for module in modules:
@@ -510,15 +504,6 @@ def _inside(made: Deployed, modules: list[Any]) -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
-def _shard_experts(made: Deployed) -> None:
-    """Let data-parallel ranks share the experts of every layer."""
-    mesh = made.places.expert_mesh()
-    for name in experts_of(made.model):
-        module = made.model.get_submodule(name)
-        Dispatched(name, module, mesh)
-        made.apart |= {f"{name}.{key}" for key, _ in module.named_parameters()}
-
-
 def _across(made: Deployed, inputs: tuple[Any, ...] | None) -> None:
     """What keeps data-parallel ranks together."""
     plan, places = made.plan, made.places
@@ -540,7 +525,10 @@ def _across(made: Deployed, inputs: tuple[Any, ...] | None) -> None:
         return
     names = {n for n, p in made.model.named_parameters() if p.requires_grad} - made.apart
     group, order = places.copies()
-    choices = _choices(plan, names, order)
+    choices = dict.fromkeys(names, "sharded") if plan.zero == 1 else {}
+    if plan.zero != 1:  # servers as their group numbers them
+        served = {f"ps:{place}": f"ps:{rank}" for rank, place in enumerate(order)}
+        choices = {name: served.get(way, way) for name, way in plan.sync if name in names}
     has_factors = any(row[1:] == ("factors",) for row in plan.sync)
     made.sync = synchronize(
         made.model,
@@ -564,14 +552,6 @@ def _layout(plan: Plan, names: set[str], choices: Mapping[str, str]) -> Layout |
     parts = plan.parts or (1,) * len(kept)
     here = [(bucket, n) for bucket, n in zip(kept, parts, strict=True) if bucket]
     return Layout(tuple(b for b, _ in here), parts=tuple(n for _, n in here))
-
-
-def _choices(plan: Plan, names: set[str], order: list[int]) -> dict[str, str]:
-    """How each parameter is kept together; servers as their group numbers them."""
-    if plan.zero == 1:
-        return dict.fromkeys(names, "sharded")
-    served = {f"ps:{place}": f"ps:{rank}" for rank, place in enumerate(order)}
-    return {name: served.get(way, way) for name, way in plan.sync if name in names}
 
 
 def _retie(made: Deployed, names: Mapping[str, str]) -> None:

@@ -35,15 +35,6 @@ class Layout:
     buckets: tuple[tuple[str, ...], ...]
     parts: tuple[int, ...] = ()  # messages of each bucket; empty: one
 
-    def __post_init__(self) -> None:
-        num = len(self.buckets)
-        object.__setattr__(self, "parts", self.parts or (1,) * num)
-        if len(self.parts) != num or min(self.parts, default=1) < 1:
-            raise InputError(
-                f"the parts of {num} buckets are {list(self.parts)}",
-                hint="give each bucket one part or more",
-            )
-
     def check(self, names: Sequence[str]) -> None:
         """Raise unless the buckets hold each of these parameters once and nothing else."""
         held = Counter(name for bucket in self.buckets for name in bucket)
@@ -53,8 +44,10 @@ class Layout:
             ("not parameters of the model", sorted(held.keys() - set(names))),
         ):
             if found:
+                shown = ", ".join(f"`{n}`" for n in found[:6])
+                shown += f" and {len(found) - 6} more" if len(found) > 6 else ""
                 raise InputError(
-                    f"{_listed(found)} {'is' if len(found) == 1 else 'are'} {what}",
+                    f"{shown} {'is' if len(found) == 1 else 'are'} {what}",
                     hint="list every trained parameter in exactly one bucket",
                 )
 
@@ -71,11 +64,6 @@ def by_size(sizes: Mapping[str, int], bucket_bytes: float = BUCKET_BYTES) -> Lay
             buckets.append([])
             held = 0
     return Layout(tuple(tuple(b) for b in buckets if b))
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(f"`{n}`" for n in names[:6])
-    return shown + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 Tensor = Any
@@ -184,7 +172,7 @@ class Buckets:
         while self._next < upto:
             bucket = self._buckets[self._next]
             bucket.gather(self.weight)
-            bucket.send(self.layout.parts[self._next], self.group)
+            bucket.send(self.layout.parts[self._next] if self.layout.parts else 1, self.group)
             self._next += 1
             if self._next == len(self._buckets):
                 self._tell_used()

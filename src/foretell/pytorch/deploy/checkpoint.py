@@ -65,7 +65,12 @@ def load(made: Any, path: Path) -> dict[str, Any]:
             hint="a checkpoint is of one model: make the same one",
         )
     for key, target, _ in _targets(made, known):
-        _check_shape(path, key, tuple(known[key].size), tuple(target.shape))
+        there, here = list(known[key].size), list(target.shape)
+        if there != here:
+            raise InputError(
+                f"`{key}` is {there} in `{path}` and {here} in this model",
+                hint="a checkpoint is of one model: make the same one",
+            )
     rows = list(_targets(made, known))
     dcp.load({key: target for key, target, _ in rows}, storage_reader=reader)
     with torch.no_grad():
@@ -83,14 +88,6 @@ def latest(folder: Path) -> Path | None:
         if match and (path / INDEX).is_file():
             found[int(match[1])] = path
     return found[max(found)] if found else None
-
-
-def _check_shape(path: Path, key: str, there: tuple[int, ...], here: tuple[int, ...]) -> None:
-    if there != here:
-        raise InputError(
-            f"`{key}` is {list(there)} in `{path}` and {list(here)} in this model",
-            hint="a checkpoint is of one model: make the same one",
-        )
 
 
 def _saved(made: Any) -> Iterator[tuple[str, Tensor]]:

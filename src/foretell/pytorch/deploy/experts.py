@@ -12,7 +12,7 @@ Its own forward runs on the experts of the rank, numbered from zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,7 +70,13 @@ class Experts:
         if self.axis is not None:
             rank = self.mesh.get_local_rank(self.axis)
             first = rank * (self.many // self.mesh.size(self.axis))
-        made = _among(self._compute, mine, first, _leading(self.module, is_local=True))
+        # the sum over those pairs whose experts are here
+        (tokens, index, weights), many = mine, _leading(self.module, is_local=True)
+        each, flat = _pairs(index)
+        here = ((flat >= first) & (flat < first + many)).nonzero().flatten()
+        own = (flat[here] - first)[:, None]
+        some = self._compute(tokens[each[here]], own, weights.flatten()[here, None])
+        made = torch.zeros_like(tokens).index_add(0, each[here], some.to(tokens.dtype))
         return DTensor.from_local(made, self.mesh, out, run_check=False)
 
     def _local(self, x: Tensor, how: Sequence[Any], grads: Sequence[Any]) -> Tensor:
@@ -177,15 +183,6 @@ def _pairs(index: Tensor) -> tuple[Tensor, Tensor]:
     """The token and the expert of every pair."""
     tokens, each = index.shape
     return torch.arange(tokens, device=index.device).repeat_interleave(each), index.flatten()
-
-
-def _among(compute: Callable[..., Tensor], mine: Sequence[Tensor], first: int, many: int) -> Tensor:
-    """The sum over those pairs whose experts are here."""
-    tokens, index, weights = mine
-    each, flat = _pairs(index)
-    here = ((flat >= first) & (flat < first + many)).nonzero().flatten()
-    made = compute(tokens[each[here]], (flat[here] - first)[:, None], weights.flatten()[here, None])
-    return torch.zeros_like(tokens).index_add(0, each[here], made.to(tokens.dtype))
 
 
 def _called(module: Module, own: Any, parameters: dict[str, Tensor], values: Routed) -> Tensor:

@@ -20,6 +20,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,15 +68,11 @@ class Blocks:
     def __post_init__(self) -> None:
         for place, name in enumerate(self.names):
             block = self.model.get_submodule(name)
-            block.forward = self._intercepted(place, block.forward)
+            block.forward = partial(self._called, place, block.forward)
 
-    def _intercepted(self, place: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self.is_looking:
-                return self._look(place, forward, args, kwargs)
-            return (self.run or self._run)(place, forward, args, kwargs)
-
-        return call
+    def _called(self, place: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        call = self._look if self.is_looking else self.run or self._run
+        return call(place, forward, args, kwargs)
 
     def _run(self, place: int, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if place < self.first:
@@ -375,7 +372,11 @@ class PipelinedCall:
         given = given_to(args, kwargs)
         if place == 0:
             self._calls, self._start = [], given
-            self._require_plain()
+            if any(getattr(m, "gradient_checkpointing", False) for m in self.model.modules()):
+                raise InputError(
+                    "pp: the script recomputes activations itself",
+                    hint="leave that out of the script, or pp out of the plan",
+                )
         elif given is not self._passed:
             raise InputError(
                 f"pp: `{self.blocks.names[place]}` is not called with just what the block before "
@@ -393,13 +394,6 @@ class PipelinedCall:
             self._calls, self._start = [], None
         more = self.blocks.more
         return self._passed if more is None else (self._passed, *[None] * more)
-
-    def _require_plain(self) -> None:
-        if any(getattr(m, "gradient_checkpointing", False) for m in self.model.modules()):
-            raise InputError(
-                "pp: the script recomputes activations itself",
-                hint="leave that out of the script, or pp out of the plan",
-            )
 
     def parts(self, samples: int) -> int:
         """Micro-batches of a call."""

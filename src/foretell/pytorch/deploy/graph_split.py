@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -99,7 +100,14 @@ class GraphSplit:
                     continue
                 if id(p) not in made:
                     dim = _split_dim(names[id(p)], p, splits, sides, experts)
-                    made[id(p)] = _distributed(p, self.mesh, self._placements(dim, p))
+                    made[id(p)] = one = nn.Parameter(
+                        distribute_tensor(
+                            p.detach(), self.mesh, self._placements(dim, p), src_data_rank=None
+                        ),
+                        requires_grad=p.requires_grad,
+                    )
+                    if p.requires_grad:
+                        one.register_post_accumulate_grad_hook(add_up)
                 module._parameters[key] = made[id(p)]
         for name, side in sides.items():
             if not isinstance(lines[name], nn.Linear):
@@ -118,18 +126,20 @@ class GraphSplit:
         """Whole plain tensors outside, DTensors inside."""
         inner = self._inside(forward)
 
+        def given_out(x: Any) -> Any:  # a loss is a tensor of its own, which may be written to
+            made = self._plain(x)
+            return made.clone() if made is not x and made.numel() == 1 else made
+
         @functools.wraps(forward)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return tree_map(self._given_out, inner(*args, **kwargs))
+            return tree_map(given_out, inner(*args, **kwargs))
 
         return call
 
     def _inside(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self.mode.is_on:
-                return forward(*args, **kwargs)
-            with self.mode:
+            with nullcontext() if self.mode.is_on else self.mode:
                 return forward(*args, **kwargs)
 
         return call
@@ -137,19 +147,12 @@ class GraphSplit:
     def _plain(self, x: Any) -> Any:
         return _local(x, self.whole, self.whole) if isinstance(x, DTensor) else x
 
-    def _given_out(self, x: Any) -> Any:
-        """What the caller gets: a loss is a tensor of its own, which may be written to."""
-        made = self._plain(x)
-        return made.clone() if made is not x and made.numel() == 1 else made
-
     def _enter(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Each rank takes its part of the tokens where the blocks begin."""
-        key = next((k for k, x in kwargs.items() if is_wide(x)), None)
         if args and is_wide(args[0]):
             return (self._tokens(args[0]), *args[1:]), kwargs
-        if key is not None:
-            return args, kwargs | {key: self._tokens(kwargs[key])}
-        return None
+        key = next((k for k, x in kwargs.items() if is_wide(x)), None)
+        return None if key is None else (args, kwargs | {key: self._tokens(kwargs[key])})
 
     def _tokens(self, x: Tensor) -> Tensor:
         held = self._given(x)
@@ -317,16 +320,6 @@ def _has_split(values: Sequence[Any]) -> bool:
     return any(
         isinstance(x, DTensor) or (isinstance(x, list | tuple) and _has_split(x)) for x in values
     )
-
-
-def _distributed(p: Tensor, mesh: Any, how: Sequence[Any]) -> Tensor:
-    made = nn.Parameter(
-        distribute_tensor(p.detach(), mesh, list(how), src_data_rank=None),
-        requires_grad=p.requires_grad,
-    )
-    if p.requires_grad:
-        made.register_post_accumulate_grad_hook(add_up)
-    return made
 
 
 def _split_dim(

@@ -21,7 +21,6 @@ is scaled, and the mean loss of a replica with n of N samples counts n · replic
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -79,7 +78,7 @@ class RowStages(Blocks):
         raise NotImplementedError
 
     def _named(self, stage: int) -> str:
-        return f"stage {stage}"
+        raise NotImplementedError
 
     def _own(self, stage: int, m: int) -> slice:
         """This rank's samples of a micro-batch; a few of them to find shapes with."""
@@ -200,7 +199,12 @@ class Segments(RowStages):
         *,
         device: Any,
     ) -> None:
-        self.replicas = [list(_replicas(one)) for one in parts]
+        # the ranks of each replica: neighbours in the order of the mesh
+        inner = [len(one.ranks) // one.plan.dp for one in parts]
+        self.replicas = [
+            [one.ranks[first : first + n] for first in range(0, len(one.ranks), n)]
+            for one, n in zip(parts, inner, strict=True)
+        ]
         self.shares = [one.plan.shares or (1,) * one.plan.dp for one in parts]
         super().__init__(pipeline, modules, loss, device=device)
         ((self.stage, _),) = modules.items()
@@ -256,13 +260,6 @@ class Segments(RowStages):
     def _gradient(self, stage: int, follower: int, m: int) -> list[Tensor]:
         scale = len(self.replicas[stage]) / len(self.replicas[follower])
         return [g * scale for g in super()._gradient(stage, follower, m)]
-
-
-def _replicas(one: Segment) -> Iterator[tuple[int, ...]]:
-    """The ranks of each replica: neighbours in the order of the mesh."""
-    inner = len(one.ranks) // one.plan.dp
-    for first in range(0, len(one.ranks), inner):
-        yield one.ranks[first : first + inner]
 
 
 class Groups(RowStages):
@@ -398,34 +395,21 @@ class Groups(RowStages):
         stage, kind, m = action
         is_last = kind == "B" and m + 1 == self.batches
         if self.samples[stage][m][self.rank]:
-            if kind == "B":
-                is_late = not all(self.samples[stage][-1].values())
-                self._listen(stage, is_last=is_last, is_late=is_late)
+            sync = self.syncs.get(stage) if kind == "B" else None
+            for part in sync.parts if sync is not None else ():  # they leave as they are made
+                is_late = part is sync.factors and not all(self.samples[stage][-1].values())
+                part.is_syncing = is_last and not is_late
             super()._run(action)
         if is_last and stage in self.syncs:
             self.syncs[stage].begin()
 
-    def _listen(self, run: int, *, is_last: bool, is_late: bool) -> None:
-        """Before a backward: whether gradients leave as they are made."""
-        sync = self.syncs.get(run)
-        if sync is not None and sync.buckets is not None:
-            sync.buckets.is_syncing = is_last
-        if sync is not None and sync.factors is not None:
-            sync.factors.is_syncing = is_last and not is_late
-
     def _forward(self, action: Action, arguments: list[Tensor]) -> list[Tensor]:
-        with self._drawing(action.stage, action.micro_batch):
+        if not self.is_split[action.stage]:
             return super()._forward(action, arguments)
-
-    @contextmanager
-    def _drawing(self, q: int, m: int) -> Iterator[None]:
-        """Ranks that a run is split over draw the same numbers, whatever they drew before."""
-        if not self.is_split[q]:
-            yield
-            return
-        with torch.random.fork_rng():
-            torch.manual_seed((self.steps * len(self.runs) + q) * self.batches + m)
-            yield
+        with torch.random.fork_rng():  # ranks of a split run draw the same numbers
+            turn = (self.steps * len(self.runs) + action.stage) * self.batches
+            torch.manual_seed(turn + action.micro_batch)
+            return super()._forward(action, arguments)
 
     # Once
 

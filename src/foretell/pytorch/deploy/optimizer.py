@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -186,10 +187,10 @@ class Several:
         return _States([one.state for one in self.each])
 
     def register_step_pre_hook(self, hook: Any) -> Any:
-        return _Handles([one.register_step_pre_hook(hook) for one in self.each])
+        return _together([one.register_step_pre_hook(hook) for one in self.each])
 
     def register_step_post_hook(self, hook: Any) -> Any:
-        return _Handles([one.register_step_post_hook(hook) for one in self.each])
+        return _together([one.register_step_post_hook(hook) for one in self.each])
 
 
 class _States(ChainMap[Any, Any]):
@@ -207,13 +208,9 @@ class _States(ChainMap[Any, Any]):
         self.maps[self.was][key] = value
 
 
-class _Handles:
-    def __init__(self, each: Sequence[Any]) -> None:
-        self.each = each
-
-    def remove(self) -> None:
-        for one in self.each:
-            one.remove()
+def _together(handles: Sequence[Any]) -> Any:
+    """Handles of several hooks as one."""
+    return SimpleNamespace(remove=lambda: [one.remove() for one in handles])
 
 
 def tuned(optimizer: Any, plan: Plan) -> None:

@@ -383,17 +383,15 @@ def _ordered(graph: Any) -> list[list[Node]]:
         at = _unit(node)
         units.setdefault(at, []).append(node)
         turn[at] = max(turn.get(at, 0), k + len(nodes) * bool(node.meta.get(LATE)))
-    waits = {at: _waits(unit, at) for at, unit in units.items()}
+    waits: dict[Any, set[Any]] = {}
+    for at, unit in units.items():
+        read = (n for node in unit for n in node.all_input_nodes if n.op != "placeholder")
+        waits[at] = {_unit(n) for n in read} - {at}
     return [units[at] for at in _sorted(units, turn, waits)]
 
 
 def _unit(node: Node) -> Any:
     return node.meta.get(REGION, node)
-
-
-def _waits(unit: list[Node], own: Any) -> set[Any]:
-    read = (n for node in unit for n in node.all_input_nodes if n.op != "placeholder")
-    return {_unit(n) for n in read} - {own}
 
 
 def _sorted(

@@ -182,7 +182,10 @@ def _compared(path: Path, job: Any, losses: list[float]) -> dict[str, Any]:
     with numpy.load(path) as file:
         wanted = {name: torch.from_numpy(rows) for name, rows in file.items()}
     alone = wanted.pop("losses").tolist()
-    rough = precision_of(job.plan) in ("bf16", "fp16", "fp8") or _is_short(job)
+    grads = [g for step in job.gradients for g in step.values()]
+    # the script itself may compute in a shorter format than fp32
+    rough = precision_of(job.plan) in ("bf16", "fp16", "fp8") or job.has_autocast
+    rough |= any(g.dtype in (torch.bfloat16, torch.float16) for g in grads)
     seen = verify.Seen()
     for step, (mine, one) in enumerate(zip(losses, alone, strict=False)):
         limit = verify.ROUGH if rough else verify.LOSS * (_LATER if step else 1.0)
@@ -209,11 +212,3 @@ def _is_undecided(gradients: dict[str, Any]) -> bool:
     """
     first = [abs(g) for name, g in gradients.items() if name.startswith("0/") and g.numel()]
     return any(bool(((g > 0) & (g < _ROUNDED * g.max())).any()) for g in first)
-
-
-def _is_short(job: Any) -> bool:
-    """Whether the script itself computes in a shorter format than fp32."""
-    import torch
-
-    grads = [g for step in job.gradients for g in step.values()]
-    return job.has_autocast or any(g.dtype in (torch.bfloat16, torch.float16) for g in grads)

@@ -193,7 +193,12 @@ class Usage:
 
         def looking(*args: Any) -> Any:
             for parameter in part.fsdp_params:
-                if not _has_gradient(parameter) and _fill(parameter):
+                whole = getattr(parameter, "_unsharded_param", None)
+                if parameter.unsharded_accumulated_grad is not None or whole is None:
+                    continue
+                is_here = whole.requires_grad and whole.untyped_storage().size()
+                if whole.grad is None and is_here:  # ranks reduce the same number of values
+                    whole.grad = torch.full_like(whole, -0.0)
                     self.absent[id(parameter)] = parameter
             return reduce(*args)
 
@@ -227,8 +232,10 @@ class Usage:
         self._average_scalars()
         for parameter in self.absent.values():
             whole = parameter.sharded_param
-            if whole.grad is not None and _is_absent(local(whole.grad)):
-                whole.grad = None
+            if whole.grad is not None:
+                grad = local(whole.grad)
+                if bool(((grad == 0) & grad.signbit()).all()):
+                    whole.grad = None
         self.absent.clear()
 
 
@@ -243,27 +250,6 @@ def _parts(model: Any) -> list[Any]:
     """What is gathered together, of all units of a model."""
     units = [m for m in model.modules() if isinstance(m, FSDPModule)]
     return [part for unit in units for part in _groups(unit._get_fsdp_state())]
-
-
-def _fill(parameter: Any) -> bool:
-    """Negative zeros for a gradient that is not there: ranks reduce the same number of values."""
-    whole = getattr(parameter, "_unsharded_param", None)
-    if whole is None or not whole.requires_grad or not whole.untyped_storage().size():
-        return False
-    whole.grad = torch.full_like(whole, -0.0)
-    return True
-
-
-def _is_absent(gradient: Any) -> bool:
-    """Whether no rank added anything to a sum of negative zeros."""
-    return bool(((gradient == 0) & gradient.signbit()).all())
-
-
-def _has_gradient(parameter: Any) -> bool:
-    if parameter.unsharded_accumulated_grad is not None:
-        return True
-    whole = getattr(parameter, "_unsharded_param", None)
-    return whole is not None and whole.grad is not None
 
 
 def hold(module: Any) -> None:

@@ -54,9 +54,12 @@ class Grid:
         self._batch: Any = None
         self._calls = 0
 
-    def begin(self, batch: Tensor) -> None:
-        """A forward of the whole model begins."""
-        self._batch, self._calls, self.is_whole = tuple(batch.shape), 0, False
+    def begin(self, x: Tensor) -> Tensor:
+        """A forward of the whole model begins; this rank's part of its images."""
+        self._batch, self._calls, self.is_whole = tuple(x.shape), 0, False
+        for axis in self.axes:
+            x = cut(x, 2 + axis, even(x.shape[2 + axis], self.parts[axis]), self.lines[axis])
+        return x
 
     def have(self, x: Tensor, axis: int) -> list[Span]:
         """Which rows each rank of this rank's line holds; asked once for each call in a forward.
@@ -101,7 +104,7 @@ def split_spatial(
             module.forward = partial(_on_part, grid, name, call)
         elif isinstance(module, _WHOLE):
             module.forward = partial(_on_whole, grid, module.forward)
-    model.register_forward_pre_hook(lambda _, args: (_cut_image(args[0], grid), *args[1:]))
+    model.register_forward_pre_hook(lambda _, args: (grid.begin(args[0]), *args[1:]))
     return grid
 
 
@@ -126,13 +129,6 @@ def _line(places: Any, axis: int) -> Any:
     lines = places.movedim(axis, -1).reshape(-1, places.shape[axis]).tolist()
     mine = next(line for line in lines if dist.get_rank() in line)
     return new_groups([mine])[tuple(mine)]
-
-
-def _cut_image(x: Tensor, grid: Grid) -> Tensor:
-    grid.begin(x)
-    for axis in grid.axes:
-        x = cut(x, 2 + axis, even(x.shape[2 + axis], grid.parts[axis]), grid.lines[axis])
-    return x
 
 
 def _on_whole(grid: Grid, call: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -84,7 +85,8 @@ def split_tokens(model: Module, mesh: Any, layout: Mapping[str, str]) -> set[str
         "rowwise": lambda: RowwiseParallel(output_layouts=Shard(_TOKENS)),
         SEQUENCE: lambda: SequenceParallel(use_local_output=True),
     }
-    inside = {n: way for n, way in layout.items() if any(_is_in(n, block) for block in found)}
+    dots = tuple(f"{block}." if block else "" for block in found)
+    inside = {n: way for n, way in layout.items() if n.startswith(dots)}
     parallelize_module(model, mesh, {name: ways[way]() for name, way in inside.items()})
     for name in (n for n, way in inside.items() if way == SEQUENCE):
         for parameter in model.get_submodule(name).parameters():
@@ -95,10 +97,6 @@ def split_tokens(model: Module, mesh: Any, layout: Mapping[str, str]) -> set[str
     for block in found.values():
         _gather_attention(block, mesh)
     return set(inside)
-
-
-def _is_in(name: str, block: str) -> bool:
-    return not block or name.startswith(f"{block}.")
 
 
 def _is_known(name: str, block: Module, layout: Mapping[str, str]) -> bool:
@@ -184,7 +182,7 @@ class Context:
         self.row, self.mesh = list(row), mesh
         self.is_checked, self.is_checking, self.is_on = False, False, True
         for block in self.row:
-            block.forward = self._attending(block.forward)
+            block.forward = partial(self._attending, block.forward)
             for module in block.modules():
                 if isinstance(module, nn.MultiheadAttention):
                     module.register_forward_pre_hook(self._ask_all, with_kwargs=True)
@@ -210,12 +208,9 @@ class Context:
             return None
         return tokens_as(times(out, self.mesh.size()), self.mesh, _PART, _WHOLE)
 
-    def _attending(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def inside(*args: Any, **more: Any) -> Any:
-            with _Attention(self.mesh) if self.is_on else nullcontext():
-                return forward(*args, **more)
-
-        return inside
+    def _attending(self, forward: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        with _Attention(self.mesh) if self.is_on else nullcontext():
+            return forward(*args, **more)
 
     def _ask_all(self, module: Any, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
         """Queries of this rank's tokens, keys and values of all."""
@@ -276,8 +271,10 @@ class _Attention(TorchFunctionMode):  # type: ignore[misc]
         query = asked["query"]
         all_ = {name: _all(asked[name], query.dim() - 2, self.mesh) for name in ("key", "value")}
         mask = _rows(asked.get("attn_mask"), query.shape[-2], self.mesh)
-        if asked.get("is_causal"):
-            mask = _causal(query, all_["key"], self.mesh)
+        if asked.get("is_causal"):  # which keys came before this rank's tokens
+            tokens, keys = (torch.arange(x.shape[-2]) for x in (query, all_["key"]))
+            own = tokens + self.mesh.get_local_rank() * len(tokens)
+            mask = (keys[None, :] <= own[:, None]).to(query.device)
         return func(**asked | all_ | {"attn_mask": mask, "is_causal": False})
 
 
@@ -292,13 +289,6 @@ def _rows(mask: Any, tokens: int, mesh: Any) -> Any:
     if mask is None or mask.shape[-2] != tokens * mesh.size():
         return mask
     return mask.narrow(-2, mesh.get_local_rank() * tokens, tokens)
-
-
-def _causal(query: Any, key: Any, mesh: Any) -> Any:
-    """Which keys came before this rank's tokens."""
-    tokens, device = query.shape[-2], query.device
-    own = torch.arange(tokens, device=device) + mesh.get_local_rank() * tokens
-    return torch.arange(key.shape[-2], device=device)[None, :] <= own[:, None]
 
 
 @contextmanager
@@ -380,7 +370,13 @@ def named(
     for pattern, way in (layout or {}).items():
         if way not in (*_STYLES, SEQUENCE):
             raise unknown(f"way to split `{pattern}`", way, (*_STYLES, SEQUENCE))
-    return _matched(model, layout) if layout else known(model, tied)
+    if not layout:
+        return known(model, tied)
+    kinds = {n: isinstance(m, nn.Linear) for n, m in model.named_modules()}
+    return {  # layers of other ways than ours are left whole
+        n: way for n, is_linear in kinds.items() for pattern, way in layout.items()
+        if fnmatchcase(n, pattern) and (way in _STYLES if is_linear else way == SEQUENCE)
+    }  # fmt: skip
 
 
 def said(model: Module) -> dict[str, str] | None:
@@ -404,26 +400,15 @@ def known(model: Module, tied: Collection[str] = ()) -> dict[str, str]:
         elif isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
             found |= {f"{dot}linear1": "colwise", f"{dot}linear2": "rowwise"}
             norms = [n for n, _ in module.named_children() if n.startswith("norm")]
-            found |= {f"{dot}{n}": SEQUENCE for n in norms if _samples_first(module)}
+            is_encoder = isinstance(module, nn.TransformerEncoderLayer)
+            has_tokens = is_encoder and module.self_attn.batch_first
+            found |= {f"{dot}{n}": SEQUENCE for n in norms if has_tokens}
     return found
 
 
 def is_plain(layer: Module) -> bool:
     """Whether a layer is linear as nn.Linear is, and its weight no result of other parameters."""
     return type(layer) is nn.Linear and "weight" in layer._parameters
-
-
-def _samples_first(layer: Module) -> bool:
-    return bool(layer.self_attn.batch_first) and isinstance(layer, nn.TransformerEncoderLayer)
-
-
-def _matched(model: Module, said: Mapping[str, str]) -> dict[str, str]:
-    """The layers that patterns name; of other ways than ours they are left whole."""
-    kinds = {n: isinstance(m, nn.Linear) for n, m in model.named_modules()}
-    return {
-        n: way for n, is_linear in kinds.items() for pattern, way in said.items()
-        if fnmatchcase(n, pattern) and (way in _STYLES if is_linear else way == SEQUENCE)
-    }  # fmt: skip
 
 
 def _pairs(box: nn.Sequential, dot: str, tied: Collection[str]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,7 @@ def _copied(output: Any, one: Any, *args: Any, **kwargs: Any) -> _Done | None:
 def one_writer(rank: int, scratch: Path) -> Iterator[None]:
     """Let only the first rank write where the script says."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(torch, "save", _whole_save(torch.save, rank)))
+        stack.enter_context(patch.object(torch, "save", partial(_whole_save, torch.save, rank)))
         if rank:
             for owner, name, new in _Elsewhere(scratch).changes():
                 stack.enter_context(patch.object(owner, name, new))
@@ -190,12 +191,9 @@ def whole(x: Any) -> Any:
     return x
 
 
-def _whole_save(plain: Callable[..., Any], rank: int) -> Callable[..., Any]:
-    def save(what: Any, *args: Any, **kwargs: Any) -> Any:
-        what = pytree.tree_map(whole, what)
-        return plain(what, *args, **kwargs) if rank == 0 else None
-
-    return save
+def _whole_save(plain: Any, rank: int, what: Any, *args: Any, **kwargs: Any) -> Any:
+    what = pytree.tree_map(whole, what)
+    return plain(what, *args, **kwargs) if rank == 0 else None
 
 
 class _Elsewhere:
@@ -216,11 +214,11 @@ class _Elsewhere:
         for owner in (builtins, io):
             yield owner, "open", opened
         for name in ("mkdir", "makedirs"):
-            yield os, name, self._made(getattr(os, name))
+            yield os, name, partial(_made, getattr(os, name))
         for name in ("remove", "unlink", "rmdir"):
-            yield os, name, self._only_mine(getattr(os, name))
+            yield os, name, partial(self._only_mine, 1, getattr(os, name))
         for name in ("rename", "replace"):
-            yield os, name, self._renamed(getattr(os, name))
+            yield os, name, partial(self._only_mine, 2, getattr(os, name))
 
     def _path(self, file: Any, writes: bool) -> Any:
         """Where a file of this rank is."""
@@ -235,28 +233,16 @@ class _Elsewhere:
         self.moved[full] = str(self.scratch / f"{len(self.moved)}")
         return self.moved[full]
 
-    def _made(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        def make(*args: Any, **kwargs: Any) -> None:
-            with suppress(FileExistsError):  # the first rank was faster
-                plain(*args, **kwargs)
+    def _only_mine(self, many: int, plain: Any, *args: Any, **kwargs: Any) -> None:
+        """Move or remove a file of this rank; `many` paths are given first."""
+        paths = [self._path(path, True) for path in args[:many]]
+        if os.path.lexists(paths[0]):
+            plain(*paths, *args[many:], **kwargs)
 
-        return make
 
-    def _only_mine(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        def remove(path: Any, *args: Any, **kwargs: Any) -> None:
-            found = self._path(path, True)
-            if os.path.lexists(found):
-                plain(found, *args, **kwargs)
-
-        return remove
-
-    def _renamed(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        def rename(old: Any, new: Any, *args: Any, **kwargs: Any) -> None:
-            here, there = self._path(old, True), self._path(new, True)
-            if os.path.lexists(here):
-                plain(here, there, *args, **kwargs)
-
-        return rename
+def _made(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    with suppress(FileExistsError):  # the first rank was faster
+        plain(*args, **kwargs)
 
 
 Tensor = Any
@@ -317,7 +303,10 @@ class Training(Listener):
     @contextmanager
     def open(self) -> Iterator[None]:
         """Run the script in a job of one rank; nothing of torch stays changed behind it."""
-        _seed(SEED)
+        random.seed(SEED)  # the same on every rank, for a script that sets none
+        torch.manual_seed(SEED)
+        with suppress(ModuleNotFoundError):
+            import_module("numpy").random.seed(SEED)
         with ExitStack() as stack:
             enter = stack.enter_context
             enter(one_rank())
@@ -329,11 +318,11 @@ class Training(Listener):
                     enter(patch.object(owner, "clip_grad_value_", clip_value))
             enter(self.watch.open())
             enter(marks.recording_to(self.watch))
-            enter(patch.object(torch.autograd, "backward", self._backward(torch.autograd.backward)))
+            backward = partial(self._backward, torch.autograd.backward)
+            enter(patch.object(torch.autograd, "backward", backward))
             enter(patch.object(GradScaler, "scale", self._scale(GradScaler.scale)))
             if self.plan is not None and self.plan.ranks > 1:
-                unscale = _agreed(GradScaler._unscale_grads_)
-                enter(patch.object(GradScaler, "_unscale_grads_", unscale))
+                enter(patch.object(GradScaler, "_unscale_grads_", _agreed()))
             enter(patch.object(Module, "__call__", self._call(Module.__call__)))
             if self.plan is not None and (self.plan.tp > 1 or self.plan.zero > 1):
                 enter(AsWhole())
@@ -429,18 +418,15 @@ class Training(Listener):
             if self.plan.dp > 1 and note not in self.notes:
                 self.notes.append(note)
             return call(*args, **kwargs)
+        leaves = tree_leaves((args, kwargs))
+        key = (id(module), *(tuple(x.shape) for x in leaves if isinstance(x, torch.Tensor)))
+        self.seen[key] += 1  # without a GPU all calls are taken to be new
+        is_checked = self.wanted.device == "cpu" or self.seen[key] <= _CHECKED
         try:
-            return on_share(call, args, kwargs, cut, is_checked=self._is_new(module, args, kwargs))
+            return on_share(call, args, kwargs, cut, is_checked=is_checked)
         except Apart:
             self.whole.add(id(module))
             return self._called(plain, module, args, kwargs)
-
-    def _is_new(self, module: Module, args: Any, kwargs: dict[str, Any]) -> bool:
-        """Whether calls like this were seen seldom; without a GPU all are taken to be new."""
-        leaves = tree_leaves((args, kwargs))
-        key = (id(module), *(tuple(x.shape) for x in leaves if isinstance(x, torch.Tensor)))
-        self.seen[key] += 1
-        return self.wanted.device == "cpu" or self.seen[key] <= _CHECKED
 
     def _meet(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Deploy a model when it is first called to be trained."""
@@ -482,16 +468,12 @@ class Training(Listener):
                 self.fail(error)
                 raise
 
-    def _backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _backward(self, plain: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the loss that a backward begins at."""
-
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            top = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
-            if not self.watch.is_in_backward and top.numel() == 1:
-                self._part.append(self._plain.pop(id(top), top).detach().float().flatten()[0])
-            return plain(tensors, *args, **kwargs)
-
-        return backward
+        top = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
+        if not self.watch.is_in_backward and top.numel() == 1:
+            self._part.append(self._plain.pop(id(top), top).detach().float().flatten()[0])
+        return plain(tensors, *args, **kwargs)
 
     def _scale(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: Any, outputs: Any) -> Any:
@@ -550,8 +532,9 @@ def _deployed(
     return in_own_loop(module, one, own, **options)
 
 
-def _agreed(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _agreed() -> Callable[..., Any]:
     """An overflow on one rank, which may have parts no other has, is one on all."""
+    plain = GradScaler._unscale_grads_
 
     def unscale(*args: Any, **kwargs: Any) -> Any:
         found = plain(*args, **kwargs)
@@ -560,11 +543,3 @@ def _agreed(plain: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return unscale
-
-
-def _seed(number: int) -> None:
-    """The same random numbers on every rank, for a script that sets no seed."""
-    random.seed(number)
-    torch.manual_seed(number)
-    with suppress(ModuleNotFoundError):
-        import_module("numpy").random.seed(number)

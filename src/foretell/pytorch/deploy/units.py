@@ -275,7 +275,10 @@ def trace(model: Module, names: Sequence[str]) -> Traced:
     tracer = _Tracer(lambda path: any(p.fullmatch(path) for p in wanted))
     try:
         with _lengths(model):
-            graph = tracer.trace(model, _defaults(model))
+            wanted = inspect.signature(model.forward).parameters.values()
+            graph = tracer.trace(
+                model, {p.name: p.default for p in wanted if p.default is not p.empty}
+            )
     except Exception as error:
         raise InputError(
             f"the forward of {type(model).__name__} cannot be traced: {error}",
@@ -309,28 +312,26 @@ def _len(x: Any) -> Any:
     return len(x)
 
 
-def _defaults(model: Module) -> dict[str, Any]:
-    """Arguments that nothing gives keep their defaults."""
-    wanted = inspect.signature(model.forward).parameters.values()
-    return {p.name: p.default for p in wanted if p.default is not inspect.Parameter.empty}
-
-
 def _settle(made: Traced) -> None:
     """Find the layer of every call."""
     behind: dict[Node, frozenset[str]] = {}  # layers that lead up to a call, its own included
     late: list[Node] = []
-    here = FIRST
+    here, order = FIRST, {FIRST: -1, LAST: len(made.units)}
+    order |= {u: k for k, u in enumerate(made.units)}
     for node in made.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             continue
-        if _is_free(made, node):
-            made.free.add(node)
+        is_plain = node.op in ("call_function", "call_method")
+        given = node.all_input_nodes
+        if is_plain and all(n.op == "placeholder" or n in made.free for n in given):
+            made.free.add(node)  # it needs nothing but the batch: shapes, masks, places
             continue
-        before = [n for n in node.all_input_nodes if n in behind]
+        before = [n for n in given if n in behind]
         if node.op == "call_module" and node.target in made.units:
             home = here = node.target
         else:
-            home = LAST if node.op == "output" else _last(made, before) or here
+            homes = (made.home[n] for n in before)  # of those it reads from, the last
+            home = LAST if node.op == "output" else max(homes, key=order.get, default=here)
             if made.units and home == made.units[-1]:
                 home = LAST
             if node.op != "output" and _joins(made, before, behind, late, home):
@@ -340,18 +341,6 @@ def _settle(made: Traced) -> None:
     for node in reversed(late):  # where branches join: with whatever reads it first
         readers = [n for n in node.users if n in made.home]
         made.home[node] = made.home[readers[0]] if readers else LAST
-
-
-def _is_free(made: Traced, node: Node) -> bool:
-    """Whether a call needs nothing but the batch: shapes, masks, places."""
-    plain = node.op in ("call_function", "call_method")
-    return plain and all(n.op == "placeholder" or n in made.free for n in node.all_input_nodes)
-
-
-def _last(made: Traced, before: Sequence[Node]) -> str:
-    """Of the layers that a call reads from, the one that comes last."""
-    order = {FIRST: -1, LAST: len(made.units)} | {u: k for k, u in enumerate(made.units)}
-    return max((made.home[n] for n in before), key=order.__getitem__, default="")
 
 
 def _joins(

@@ -98,16 +98,17 @@ def on_share(
 def _require_alike(found: Any, cut: Cut) -> None:
     """Raise on every rank unless all have tensors of the same shapes, but for their samples."""
     rows: list[Any] = []
-    _mapped(lambda x: rows.append(_shape(x, cut)), found)
+
+    def note(x: Any) -> None:
+        if not isinstance(x, torch.Tensor) or not x.dim():
+            rows.append("")
+        else:
+            is_mine = len(x) == cut.sizes[cut.rank]
+            rows.append((str(x.dtype), tuple(x.shape[1:])) if is_mine else "?")
+
+    _mapped(note, found)
     if any(row != rows for row in collective.everyones(rows, cut.group)) or "?" in rows:
         raise Apart
-
-
-def _shape(x: Any, cut: Cut) -> Any:
-    if not isinstance(x, torch.Tensor) or not x.dim():
-        return ""
-    mine = len(x) == cut.sizes[cut.rank]
-    return (str(x.dtype), tuple(x.shape[1:])) if mine else "?"
 
 
 def _joined(x: Any, cut: Cut) -> Any:
@@ -132,22 +133,16 @@ class AsWhole(TorchFunctionMode):  # type: ignore[misc]
         if split and any(not isinstance(x, DTensor) and x.dim() for x in leaves):
             first = args[0] if args else None
             is_written = getattr(func, "__name__", "").endswith("_") and isinstance(first, DTensor)
-            change = _split_as(first) if is_written else _put_together
+
+            def change(x: Any) -> Any:
+                if isinstance(x, DTensor):
+                    return x if is_written else x.full_tensor()
+                if not is_written or not isinstance(x, torch.Tensor) or x.shape != first.shape:
+                    return x
+                return distribute_tensor(x, first.device_mesh, first.placements)
+
             args, kwargs = pytree.tree_map(change, (args, kwargs))
         return func(*args, **kwargs)
-
-
-def _put_together(x: Any) -> Any:
-    return x.full_tensor() if isinstance(x, DTensor) else x
-
-
-def _split_as(first: Any) -> Callable[[Any], Any]:
-    def change(x: Any) -> Any:
-        if isinstance(x, DTensor) or not isinstance(x, torch.Tensor) or x.shape != first.shape:
-            return x
-        return distribute_tensor(x, first.device_mesh, first.placements)
-
-    return change
 
 
 def _mapped(call: Callable[[Any], Any], found: Any) -> Any:

@@ -53,13 +53,16 @@ class StepRecorder(Recorder):
 
     def begin(self) -> None:
         """Forget what was written down so far."""
-        self.rows, self.ledger = [], Ledger()
+        self.rows, self.ledger, self.weights = [], Ledger(), {}
         self._made, self._counts = {}, Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.phase == Phase.NONE:
-            return self._unrecorded(func, args, kwargs)
+            if self.fakes is not None and fake.has_fake((args, kwargs)):
+                args, kwargs = self.fakes.met(func, args, kwargs)
+                return self._run(func, args, kwargs)
+            return func(*args, **kwargs)
         if self.fakes is not None and fake.has_fake((args, kwargs)):
             args, kwargs = self.fakes.met(func, args, kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -68,12 +71,6 @@ class StepRecorder(Recorder):
         if self.fakes is None:
             return super().__torch_dispatch__(func, types, args, kwargs)
         return self._host_data(func, args, kwargs)
-
-    def _unrecorded(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if self.fakes is not None and fake.has_fake((args, kwargs)):
-            args, kwargs = self.fakes.met(func, args, kwargs)
-            return self._run(func, args, kwargs)
-        return func(*args, **kwargs)
 
     def _is_in_step(self, values: Any) -> bool:
         """Whether real tensors are the model's and not those of something that loads data."""
@@ -142,7 +139,9 @@ class Capturing(Listener):
             if self.fakes is not None:
                 enter(fake.Calls(self.fakes))
             stack.callback(register_module_forward_pre_hook(self._module_called).remove)
-            stack.callback(register_optimizer_step_pre_hook(self._update_begins).remove)
+            stack.callback(
+                register_optimizer_step_pre_hook(lambda *_: self.backward_ended()).remove
+            )
             stack.callback(register_optimizer_step_post_hook(self._update_ended).remove)
             enter(self.recorder.watching_modules())
             self.journal.begin()
@@ -162,10 +161,6 @@ class Capturing(Listener):
             self.recorder.phase = Phase.BACKWARD
 
     def backward_ended(self) -> None:
-        if self._is_recording:
-            self.recorder.phase = Phase.UPDATE
-
-    def _update_begins(self, *_: Any) -> None:
         if self._is_recording:
             self.recorder.phase = Phase.UPDATE
 
@@ -195,8 +190,7 @@ class Capturing(Listener):
             return
         self.recorder.phase = Phase.FORWARD
         for tensor in words.tensors_in(args):
-            like = tensor if self.fakes is None else self.fakes.of(tensor)
-            self.recorder.ledger.meet(like, NONE, BufferKind.INPUT, "batch")
+            self.recorder.ledger.meet(self._like(tensor), NONE, BufferKind.INPUT, "batch")
             if tensor.dim() and torch.is_grad_enabled():
                 self.samples.append(int(tensor.shape[0]))
         kind = self.recorder.device.type
@@ -209,21 +203,16 @@ class Capturing(Listener):
         outer = map(self.parents.root, self.roots.values())  # some were put into others since
         self.roots = {id(root): root for root in outer}
         for root in self.roots.values():
-            recorder.names |= {id(m): name for name, m in reversed(list(root.named_modules()))}
-            for name, parameter in root.named_parameters():
-                recorder.parameters[id(parameter)] = name
-                self._meet(parameter, BufferKind.PARAMETER, name)
-            for name, buffer in root.named_buffers():
-                self._meet(buffer, BufferKind.PARAMETER, name)
+            recorder.enter(root, self._like)
         for optimizer in self.watch.optimizers:
             for state in optimizer.state.values():
                 for tensor in words.tensors_in(state):
                     if tensor.dim():
-                        self._meet(tensor, BufferKind.OPTIMIZER, "optimizer state")
+                        kind, like = BufferKind.OPTIMIZER, self._like(tensor)
+                        recorder.ledger.meet(like, NONE, kind, "optimizer state")
 
-    def _meet(self, tensor: Tensor, kind: BufferKind, name: str) -> None:
-        like = tensor if self.fakes is None else self.fakes.of(tensor)
-        self.recorder.ledger.meet(like, NONE, kind, name)
+    def _like(self, tensor: Tensor) -> Tensor:
+        return tensor if self.fakes is None else self.fakes.of(tensor)
 
     def _finish(self) -> None:
         recorder = self.recorder
@@ -237,25 +226,14 @@ class Capturing(Listener):
         self.leave({"graph": self.request.output, "is_real": self.fakes is None})
 
     def _facts(self) -> dict[str, Any]:
-        parameters = {id(p): p for r in self.roots.values() for p in r.parameters()}
-        trained = {
-            id(p) for o in self.watch.optimizers for g in o.param_groups for p in g["params"]
-        }
+        optimizers = self.watch.optimizers
+        trained = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
         roots = list(self.roots.values())
         held = [r for r in roots if any(id(p) in trained for p in r.parameters())] or roots
-        facts: dict[str, Any] = {
-            "captured": " and ".join(dict.fromkeys(type(r).__name__ for r in held)) or "step",
-            "parameters": sum(p.numel() for p in parameters.values()),
-            "torch": torch.__version__,
-            "kernels_of": self.request.options["on"],
-            "script": Path(self.request.script.name).name,
-        }
+        name = " and ".join(dict.fromkeys(type(r).__name__ for r in held)) or "step"
+        first = optimizers[0] if optimizers else None
+        facts = self.recorder.facts(name, self.request.options["on"], self.autocast, first)
+        facts["script"] = Path(self.request.script.name).name
         if self.samples:
             facts["batch"] = max(set(self.samples), key=self.samples.count)
-        if self.autocast:
-            facts["autocast"] = self.autocast
-        if self.watch.optimizers:
-            facts["optimizer"] = type(self.watch.optimizers[0]).__name__
-        if self.recorder.assumed.used:
-            facts["assumed"] = sorted(set(self.recorder.assumed.used))
         return facts

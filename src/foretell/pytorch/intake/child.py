@@ -39,8 +39,12 @@ def main(path: Path) -> None:
     except ForetellError as error:
         answer = {"error": str(error)}
     except SystemExit as left:
-        is_well = left.code in (None, 0)
-        answer = {"ended": job.steps} if is_well else _exited(left.code)
+        code, answer = left.code, {"ended": job.steps}
+        if code not in (None, 0):  # what it printed, the process that started this one knows
+            error = (
+                f"exited with {code}" if isinstance(code, int) else f"exited: {str(code).strip()}"
+            )
+            answer = {"error": error, "is_exit": True, "is_final": code == _USAGE}
     except BaseException as error:
         traceback.print_exc()
         answer = {"error": _message(request.script, error), "is_final": isinstance(error, _FINAL)}
@@ -126,12 +130,6 @@ def single_rank(script: Script) -> None:
         return
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", **job_of_one_machine(1)}.items():
         os.environ.setdefault(name, value)
-
-
-def _exited(code: Any) -> dict[str, Any]:
-    """A script that ended itself; what it printed, the process that started this one knows."""
-    message = f"exited with {code}" if isinstance(code, int) else f"exited: {str(code).strip()}"
-    return {"error": message, "is_exit": True, "is_final": code == _USAGE}
 
 
 def _message(script: Script, error: BaseException) -> str:

@@ -14,6 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -288,19 +289,16 @@ def pretended(fakes: Fakes, *, shows_gpu: bool) -> Iterator[None]:
         for owner, name, new in _stand_ins(fakes, shows_gpu):
             if hasattr(owner, name):
                 stack.enter_context(patch.object(owner, name, new))
-        hook = register_module_parameter_registration_hook(_swap(fakes))
+        hook = register_module_parameter_registration_hook(partial(_swap, fakes))
         stack.callback(hook.remove)
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(Device(fakes))
         yield
 
 
-def _swap(fakes: Fakes) -> Callable[..., Any]:
-    def swap(_: Module, __: str, parameter: Any) -> Any:
-        is_left = parameter is None or is_fake(parameter) or is_lazy(parameter)
-        return None if is_left else fakes.parameter(parameter)
-
-    return swap
+def _swap(fakes: Fakes, _: Module, __: str, parameter: Any) -> Any:
+    is_left = parameter is None or is_fake(parameter) or is_lazy(parameter)
+    return None if is_left else fakes.parameter(parameter)
 
 
 def adopt(root: Module, fakes: Fakes, optimizers: list[Any]) -> None:
@@ -363,15 +361,11 @@ class OneRank(Module):  # type: ignore[misc]
         """Nothing is communicated."""
 
 
-def _init_group(plain: Callable[..., None]) -> Callable[..., None]:
+def _init_group(plain: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     """Process groups of one rank without communication: fake tensors cannot be sent."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    def init(*args: Any, **kwargs: Any) -> None:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        plain(backend="fake", rank=0, world_size=1, store=FakeStore())
-
-    return init
+    plain(backend="fake", rank=0, world_size=1, store=FakeStore())
 
 
 def _sharded(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -399,7 +393,7 @@ def _stand_ins(fakes: Fakes, shows_gpu: bool) -> list[tuple[Any, str, Any]]:
     found: list[tuple[Any, str, Any]] = [
         (Module, "_apply", _apply),
         (DataLoader, "__init__", _plain_loader(DataLoader.__init__)),
-        (distributed, "init_process_group", _init_group(distributed.init_process_group)),
+        (distributed, "init_process_group", partial(_init_group, distributed.init_process_group)),
         (parallel, "DistributedDataParallel", OneRank),
         (parallel.distributed, "DistributedDataParallel", OneRank),
         (fsdp, "FullyShardedDataParallel", OneRank),

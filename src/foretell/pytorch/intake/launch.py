@@ -63,8 +63,10 @@ def launch(
             try:
                 _waited(processes, request, progress)
             finally:
-                for process in processes:
-                    _end(process)
+                for process in processes:  # and whatever it left running: all of its session
+                    with suppress(OSError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
     finally:
         undo(Path(request.folder))
     first = rank_and_world()[0] if ranks == 1 else 0
@@ -112,13 +114,6 @@ def _waited(
         if failed is not None and time.monotonic() - failed > _GRACE:
             return
         time.sleep(_EVERY)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """A rank and whatever it left running: all of its session."""
-    with suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 @contextmanager

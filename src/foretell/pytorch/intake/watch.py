@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -118,7 +119,7 @@ class Watch:
             changes: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
                 (Optimizer, "__init__", self._optimizer_made(Optimizer.__init__)),
                 (GradScaler, "step", self._scaler_steps(GradScaler.step)),
-                (torch.autograd, "backward", self._backward(torch.autograd.backward)),
+                (torch.autograd, "backward", partial(self._backward, torch.autograd.backward)),
             )
             for owner, name, new in changes:
                 stack.enter_context(patch.object(owner, name, new))
@@ -188,25 +189,22 @@ class Watch:
 
         return step
 
-    def _backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            if self._backwards:  # of recomputed activations, inside another
-                return plain(*args, **kwargs)
-            self._backwards += 1
-            self.listener.backward_begins()
-            try:
-                found = plain(*args, **kwargs)
-            finally:
-                self._backwards -= 1
-            self.listener.backward_ended()
-            if self._ended is not None:
-                is_new, self._ended = self._ended, None
-                self.listener.step_ended(is_new)
-            if not self.made and not self.is_marked:
-                self._count(_BACKWARD)
-            return found
-
-        return backward
+    def _backward(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._backwards:  # of recomputed activations, inside another
+            return plain(*args, **kwargs)
+        self._backwards += 1
+        self.listener.backward_begins()
+        try:
+            found = plain(*args, **kwargs)
+        finally:
+            self._backwards -= 1
+        self.listener.backward_ended()
+        if self._ended is not None:
+            is_new, self._ended = self._ended, None
+            self.listener.step_ended(is_new)
+        if not self.made and not self.is_marked:
+            self._count(_BACKWARD)
+        return found
 
 
 # Processes that a script starts itself: what trains in them is watched too. Only functions of the
@@ -240,7 +238,9 @@ def watched_processes(request: Request) -> Iterator[None]:
         return many(Watched(request, fn, nprocs), args, nprocs, *more, **options)
 
     def start(process: Any) -> None:
-        if _starts_anew(process) and _is_own(process._target):
+        method = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
+        # one that is forked begins with what is open here
+        if method != "fork" and _is_own(process._target):
             process._target = Watched(request, process._target)
         one(process)
 
@@ -248,12 +248,6 @@ def watched_processes(request: Request) -> Iterator[None]:
         stack.enter_context(patch.object(spawning, "start_processes", start_many))
         stack.enter_context(patch.object(BaseProcess, "start", start))
         yield
-
-
-def _starts_anew(process: Any) -> bool:
-    """Whether a process begins without what is open here: all but forked ones do."""
-    method = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
-    return bool(method != "fork")
 
 
 def _is_own(function: Any) -> bool:

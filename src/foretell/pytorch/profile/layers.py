@@ -55,7 +55,8 @@ class Parents:
         while (parent := self._parent(inside[-1])) is not None and len(inside) < _DEEPEST:
             inside.append(parent)
         found = inside[-1]
-        while _is_wrapper(found):
+        # torch's own, which hold nothing but the model
+        while len(found._modules) == 1 and next(iter(found._modules)) in _WRAPPED:
             (found,) = (m for m in found._modules.values() if m is not None)
         return found
 
@@ -64,11 +65,6 @@ class Parents:
         parent = None if found is None else found()
         is_there = parent is not None and any(m is module for m in parent._modules.values())
         return parent if is_there else None
-
-
-def _is_wrapper(module: torch.nn.Module) -> bool:
-    """A module of torch's own that holds nothing but the model."""
-    return len(module._modules) == 1 and next(iter(module._modules)) in _WRAPPED
 
 
 class Layers:

@@ -128,7 +128,7 @@ def cluster_text(
         f"title = {json.dumps(machine['cpu'] or 'CPU')}",
         'vendor = "cpu"',
         'arch = "x86"',
-        f'memory = "{_memory():.0f} B"',
+        f'memory = "{os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")} B"',
         f'memory_bandwidth = "{rates.get("bytes", 1e10):.4g} B/s"',
         f"units = {machine['cores']}",
         f'clock = "{_clock():.4g} Hz"',
@@ -149,10 +149,6 @@ def cluster_text(
         'nic = "measured"',
     ]
     return "\n".join(lines) + "\n"
-
-
-def _memory() -> float:
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _clock() -> float:

@@ -53,9 +53,5 @@ def _siblings(cpu: int, system: Path) -> frozenset[int]:
         text = (system / f"cpu{cpu}/topology/thread_siblings_list").read_text()
     except OSError:
         return frozenset({cpu})
-    return frozenset(n for part in text.strip().split(",") for n in _run(part))
-
-
-def _run(part: str) -> range:
-    first, _, last = part.partition("-")
-    return range(int(first), int(last or first) + 1)
+    ends = [part.partition("-")[::2] for part in text.strip().split(",")]
+    return frozenset(n for a, b in ends for n in range(int(a), int(b or a) + 1))

@@ -34,7 +34,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -135,7 +135,8 @@ class Switch:
             now = time.monotonic()
             while self.waiting and self.waiting[0][0] <= now:
                 _, _, port, frame = heapq.heappop(self.waiting)
-                _write(self.ports[port], frame)
+                with suppress(OSError):  # the other end is down or full: a frame is lost
+                    os.write(self.ports[port], frame)
             wait = max(0.0, self.waiting[0][0] - now) if self.waiting else 1.0
             for fd in select.select([control, *self.ports], [], [], wait)[0]:
                 if fd == control:
@@ -149,13 +150,6 @@ class Switch:
             except BlockingIOError:
                 return
             self.take(port, frame, time.monotonic())
-
-
-def _write(fd: int, frame: bytes) -> None:
-    try:
-        os.write(fd, frame)
-    except OSError:
-        return  # the other end is down or full: a frame is lost, as on any wire
 
 
 def opened(tag: str, port: int) -> int:

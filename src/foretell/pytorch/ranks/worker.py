@@ -69,13 +69,13 @@ def collective(job: Job) -> dict[str, Any]:
     start = partial(_STARTS[op], *map(int, ends.split()))
     turns = job["repeats"] + 1
     buffers = [[torch.ones(numbers) for _ in range(burst)] for _ in range(turns)]
-    took: list[tuple[float, float, float]] = []
+    took: list[tuple[float, ...]] = []
     for each in buffers:  # others each time: no cache holds a gradient either
         dist.barrier()
         begin = _clocks()
         for work in filter(None, [start(buffer=b) for b in each]):
             work.wait()
-        took.append(_since(begin))
+        took.append(tuple(now - then for now, then in zip(_clocks(), begin, strict=True)))
     wall, cpu, main = zip(*took[1:], strict=True)
     return {"all_s": wall, "cpu_s": median(cpu), "main_s": median(main)}
 
@@ -110,11 +110,6 @@ def _both(buffers: list[Any], *, works: bool) -> tuple[float, float]:
 def _clocks() -> tuple[float, float, float]:
     """The wall's, all threads', this thread's."""
     return time.perf_counter(), time.process_time(), time.thread_time()
-
-
-def _since(begin: tuple[float, float, float]) -> tuple[float, float, float]:
-    wall, cpu, main = (now - then for now, then in zip(_clocks(), begin, strict=True))
-    return wall, cpu, main
 
 
 def _gathered(buffer: Any) -> Any:

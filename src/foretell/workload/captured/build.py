@@ -28,7 +28,7 @@ from foretell.graph import Graph
 from foretell.workload.captured.ops import Model, Piece, fused, image_of, pieces_of
 from foretell.workload.captured.roles import Roles, is_linear, is_through, roles_of
 from foretell.workload.captured.rows import PRODUCTS, Row, batch_of, is_captured, mark_live, rows_of
-from foretell.workload.captured.weights import Weight, assign, exact
+from foretell.workload.captured.weights import Weight, assign
 from foretell.workload.models import transformer
 from foretell.workload.models.cnn import splits_of
 from foretell.workload.workload import Layer, Op, Tensor, Workload
@@ -320,7 +320,7 @@ def from_graph(graph: Graph, name: str = "") -> Workload:
     draft = _Draft()
     for unit in branched(units_of(rows), rows):
         _add(draft, model, unit, left)
-    _add_rest(draft, rows, left)
+    _add_rest(draft, left)
     title = name or str(graph.facts.get("captured", graph.facts.get("source", "step")))
     made = Workload(
         title,
@@ -376,7 +376,7 @@ def _add(draft: _Draft, model: Model, one: Unit, left: list[Weight]) -> None:
     unit, mine = one.name, list(one.rows)
     seen: Counter[str] = Counter()
     parts = [(at, pieces_of(model, at, _named(model.rows[at], unit, seen))) for at in mine]
-    ops = (*_loose(model, unit, left), *fused(model, parts))
+    ops = (*_loose(unit, left), *fused(model, parts))
     if not ops:
         draft.labels.append(draft.labels[-1] if draft.labels else "")
         return
@@ -430,28 +430,28 @@ def _is_same(one: Piece, two: Piece) -> bool:
     return replace(one, options={}) == replace(two, options={})
 
 
-def _loose(model: Model, unit: str, left: list[Weight]) -> list[Op]:
+def _loose(unit: str, left: list[Weight]) -> list[Op]:
     """Parameters of this unit that no call was found for."""
     mine = [w for w in left if not w.users and unit and w.path.startswith(f"{unit}.")]
     found = []
     for weight in mine:
         weight.users += 1
-        found.append(_bare(weight, model.rows, weight.path.removeprefix(f"{unit}.")))
+        found.append(_bare(weight, weight.path.removeprefix(f"{unit}.")))
     return found
 
 
-def _bare(weight: Weight, rows: Sequence[Row], name: str) -> Op:
+def _bare(weight: Weight, name: str) -> Op:
     options = {"forward": (), "backward": (), "once": True}
-    tensor = Tensor(name, (), times=exact(weight, rows))
+    tensor = Tensor(name, (), times=weight.elements)
     return Op(name, "recorded", {"n": 1.0}, weights=(tensor,), options=options)
 
 
-def _add_rest(draft: _Draft, rows: Sequence[Row], left: list[Weight]) -> None:
+def _add_rest(draft: _Draft, left: list[Weight]) -> None:
     """Parameters outside of any unit are held by the first layer."""
     rest = [w for w in left if not w.users]
     if rest:
         first = draft.layers[0]
-        more = tuple(_bare(w, rows, w.path) for w in rest)
+        more = tuple(_bare(w, w.path) for w in rest)
         draft.layers[0] = replace(first, ops=(*first.ops, *more))
 
 
