@@ -230,11 +230,8 @@ class _Config:
     def _sound(self, name: str, value: Any, least: int = 0) -> Any:
         if isinstance(value, list) and value and len(set(map(str, value))) == 1:
             value = value[0]
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not least <= value < 2**40
-        ):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not least <= value < 2**40:
             raise InputError(f"`{name}` of `{self.where}` is `{value}`, not a number of things")
         return int(value) if value == int(value) else value
 
@@ -331,9 +328,8 @@ def _windows(c: _Config, layers: int) -> dict[str, Any]:
         local = layers - layers // every
     else:
         local = layers
-    return {"window": window, "windowed": local} if 0 < local < layers else (
-        {"window": window} if local else {}
-    )  # fmt: skip
+    found = {"window": window} if local else {}
+    return found | {"windowed": local} if 0 < local < layers else found
 
 
 def _latent(c: _Config) -> dict[str, Any]:

@@ -81,10 +81,8 @@ def turned(op: Op, turn: int) -> Op:
     if len(windows) < 2:
         return op
     due = [int((turn + 1) * share + 1e-9) > int(turn * share + 1e-9) for _, share in windows[1:]]
-    chosen = next(
-        (w for (w, _), is_due in zip(windows[1:], due, strict=True) if is_due), windows[0][0]
-    )
-    return replace(op, options={**op.options, "windows": ((chosen, 1.0),)})
+    chosen = [w for (w, _), is_due in zip(windows[1:], due, strict=True) if is_due] or windows[0]
+    return replace(op, options={**op.options, "windows": ((chosen[0], 1.0),)})
 
 
 def _quantised(op: Op, sizes: Sizes, found: Calls, flags: frozenset[str]) -> Calls:
@@ -135,9 +133,8 @@ def _with_casts(op: Op, sizes: Sizes, found: Calls) -> Calls:
     if op.kind not in ("matmul", "conv", "recurrent") or not op.weights:
         return found
     forward, back = found
-    casts = [
-        Call("copy", {"n": w.elements(sizes)}, bytes=6.0 * w.elements(sizes)) for w in op.weights
-    ]
+    many = [w.elements(sizes) for w in op.weights]
+    casts = [Call("copy", {"n": n}, bytes=6.0 * n) for n in many]
     return [*casts, *forward], [*back, *casts]
 
 
@@ -347,10 +344,8 @@ def _pointwise(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     width = _WIDTH.get(dtype, 2.0)
     if "amp" in flags and "eager" in flags and dtype == "fp32":
         width *= MIXED  # halves and fp32 meet in one kernel, which then loads number by number
-    there, back = (
-        op.options.get("passes", 2.0),
-        op.options.get("back", op.options.get("passes", 2.0)),
-    )
+    there = op.options.get("passes", 2.0)
+    back = op.options.get("back", there)
     if "eager" in flags and op.options.get("stream"):
         back = 3.0  # what comes back through both branches is added up
     many, turn = float(op.options.get("many", 1)), op.options.get("back_kernel", kind)
@@ -358,13 +353,8 @@ def _pointwise(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     calls = float(op.options.get("calls", 1))
     if op.options.get("rotary") and "eager" in flags:  # over heads that lie apart, cosines repeated
         shape = {"n": n, "uneven": 1.0}
-    ahead = Call(
-        kind,
-        {k: v for k, v in shape.items() if k != "rows"},
-        dtype,
-        bytes=there * width * n / calls,
-        times=calls,
-    )
+    own = {k: v for k, v in shape.items() if k != "rows"}
+    ahead = Call(kind, own, dtype, bytes=there * width * n / calls, times=calls)
     forward = [ahead] if there else []
     gradient = Call(turn, shape, dtype, bytes=back * width * n / many, times=many)
     return forward, [gradient] if back else []
@@ -406,9 +396,8 @@ def _loss(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
         if "eager" in flags and not is_wide:
             there, back = there._replace(dtype=""), back._replace(dtype="")
         cast = [Call("copy", {"n": n}, "fp32", bytes=6.0 * n)] if is_wide else []
-        zeros = [
-            Call("elementwise", {"n": n}, there.dtype, bytes=(4.0 if there.dtype else 2.0) * n)
-        ]
+        width = 4.0 if there.dtype else 2.0
+        zeros = [Call("elementwise", {"n": n}, there.dtype, bytes=width * n)]
         return [*cast, there], [*(zeros if "eager" in flags else []), back, *cast]
     half = [Call("elementwise", {"n": n}, "fp32", bytes=6.0 * n)]
     half = [] if "torch-softmax" in flags else half  # computed in fp32 already

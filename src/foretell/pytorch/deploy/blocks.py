@@ -33,10 +33,11 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from foretell.errors import InputError
 from foretell.plan.stage_placement import Action
 from foretell.pytorch.deploy.actions import Pipeline, Ran
+from foretell.pytorch.deploy.buckets import local
 from foretell.pytorch.deploy.collective import Shared, found_by_first, one_more, shared_groups
 from foretell.pytorch.deploy.precision import unscaled
 from foretell.pytorch.deploy.shard import hold, reduce
-from foretell.pytorch.deploy.uses import add_up, untouched
+from foretell.pytorch.deploy.uses import untouched
 
 Tensor = Any
 Kept = tuple[list[Tensor], list[Tensor]]  # arguments, outputs (a loss at the end of a pipeline)
@@ -81,7 +82,10 @@ class Blocks:
         self._walk(self.pipeline, inputs)
         for module in {id(m): m for m in self.modules.values()}.values():
             reduce(module)
-        add_up(self.shared)
+        for parameter, group in self.shared:  # every copy has the sum of the gradients of all
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(local(parameter.grad), group=group)
         losses = [loss for (loss,) in self._ends.values()]
         whole = sum(self.weights[chunk] for chunk in self._ends) * self.scale()
         return torch.stack(losses).sum() / whole if losses else None

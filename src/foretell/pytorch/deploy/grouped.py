@@ -278,7 +278,10 @@ class Groups(RowStages):
         self.tied, self.turns = tied(pieces, self.runs), turns(pieces)
         self.syncs: dict[int, Sync] = {}  # by run, or below zero: of several runs
         self.steps, self._hooks = 0, list[Any]()
-        self._groups = groups_of(self.runs)
+        # of each set of ranks that this one is in; no group where it is alone
+        mine = {tuple(sorted(r.ranks)) for r in self.runs if rank in r.ranks and len(r.ranks) > 1}
+        each = [new_groups(mine) for _ in Pair._fields]
+        self._groups = {frozenset(ranks): Pair(*(made[ranks] for made in each)) for ranks in mine}
         self._rows: dict[int, dict[str, float]] = {}  # of each run, by layer (→ `rows_of`)
         self._known: dict[Any, list[Move]] = {}
         weights = [samples.get(rank, 0) / self.batch for samples in self.samples[-1]]
@@ -338,7 +341,7 @@ class Groups(RowStages):
         for one in (*self._hooks, *self.syncs.values()):
             one.remove()
         for pair in self._groups.values():
-            for group in filter(None, pair):
+            for group in pair:
                 dist.destroy_process_group(group)
         self._groups = {}
 
@@ -498,7 +501,7 @@ class Pair(NamedTuple):
 
     all: Any
     factors: Any  # their own, so that they may overtake buckets
-    split: Any = None  # that of layers which are split over them, where there are some
+    split: Any  # that of layers which are split over them
 
 
 def _served(way: str, run: Run) -> str:
@@ -566,20 +569,6 @@ def tied(pieces: Sequence[Any], runs: Sequence[Run]) -> dict[int, list[int]]:
                 f"`{run.first}` to `{run.last}` is split and shares a parameter with another run",
                 hint="let layers with tied weights be in one run",
             )
-    return found
-
-
-def groups_of(runs: Sequence[Run]) -> dict[frozenset[int], Pair]:
-    """Process groups for each set of ranks that this rank is in.
-
-    Every rank makes all of them, in one order: torch waits for ranks outside of a group too.
-    """
-    rank, found = dist.get_rank(), dict[frozenset[int], Pair]()
-    wide = {frozenset(run.ranks) for run in runs if run.way == "split"}
-    for ranks in dict.fromkeys(frozenset(run.ranks) for run in runs):
-        if len(ranks) > 1:
-            pair = Pair(*(dist.new_group(sorted(ranks)) for _ in range(3 if ranks in wide else 2)))
-            found |= {ranks: pair} if rank in ranks else {}
     return found
 
 

@@ -275,9 +275,9 @@ def trace(model: Module, names: Sequence[str]) -> Traced:
     tracer = _Tracer(lambda path: any(p.fullmatch(path) for p in wanted))
     try:
         with _lengths(model):
-            wanted = inspect.signature(model.forward).parameters.values()
+            given = inspect.signature(model.forward).parameters.values()
             graph = tracer.trace(
-                model, {p.name: p.default for p in wanted if p.default is not p.empty}
+                model, {p.name: p.default for p in given if p.default is not p.empty}
             )
     except Exception as error:
         raise InputError(

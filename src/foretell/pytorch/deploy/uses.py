@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -206,12 +205,3 @@ def holders(homes: Homes, rank: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         own = next((group for group in groups if rank in group), None)
         if own is not None:
             yield name, tuple(sorted(group[own.index(rank)] for group in groups))
-
-
-def add_up(shared: Sequence[tuple[Tensor, Any]]) -> None:
-    """Give every copy of a parameter the sum of the gradients of all."""
-    for parameter, group in shared:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        grad = parameter.grad
-        dist.all_reduce(grad.to_local() if hasattr(grad, "to_local") else grad, group=group)

@@ -114,12 +114,16 @@ def is_rank(rank: int, world: int) -> None:
 
 def job_of_one_machine(ranks: int) -> dict[str, str]:
     """What ranks of one machine find in their environment when `torchrun` starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     told |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     return {name: str(value) for name, value in told.items()}
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def is_description(path: Path) -> bool:

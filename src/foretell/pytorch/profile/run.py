@@ -257,14 +257,6 @@ _SLOW = 4.0  # seconds of a step of which one is traced, behind one to settle
 _FEWEST = 3  # steps timed, however slow
 
 
-class Finished(BaseException):
-    """All wanted steps are done; no script should catch it by accident."""
-
-
-def _raise() -> None:
-    raise Finished
-
-
 @dataclass
 class Recorder(Listener):
     """Called at the end of every step; leaves times and a trace.
@@ -275,7 +267,7 @@ class Recorder(Listener):
     wanted: Wanted
     trace: Path  # where the trace is written, as plain JSON
     progress: Callable[[str, float], None] = lambda words, share: None
-    finish: Callable[[], None] = _raise  # called when all is done
+    finish: Callable[[], None] = lambda: None  # called when all is done
     parents: Parents = field(default_factory=Parents)
     is_alone: bool = True  # no other rank has to stop at the same step
     steps: int = 0  # ended so far

@@ -10,7 +10,6 @@ import json
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from foretell.errors import InputError
+from foretell.pytorch.intake.request import free_port
 from foretell.pytorch.ranks.pin import cores_of_ranks, kept_to
 from foretell.pytorch.ranks.wires import Network, Wires
 
@@ -46,7 +46,7 @@ class Pool:
             self.wires.__enter__()
             if self.first.wires == "tap":  # its links are there only once it is shaped
                 self.wires.shape(self.first)
-            port = _PORT if self.wires.kind != "lo" else _free_port()
+            port = _PORT if self.wires.kind != "lo" else free_port()
             for rank in range(self.ranks):
                 self._start(rank, port)
             self._gather(_START, "start")
@@ -145,9 +145,3 @@ class Pool:
         return InputError(
             f"rank {names} {how} in `{what}`", hint=f"what ranks printed is in {self.log}"
         )
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -89,12 +89,8 @@ def _begun_anew(runs: Runs, rows: Sequence[Row]) -> Runs:
 
 def _tail(name: str, mine: Sequence[int], rows: Sequence[Row]) -> list[int]:
     """The rows of a run behind its module."""
-    inside = [i for i in mine if _is_in(rows[i].path, name)]
+    inside = [i for i in mine if f"{rows[i].path}.".startswith(f"{name}.")]
     return [i for i in mine if inside and i > inside[-1]]
-
-
-def _is_in(path: str, name: str) -> bool:
-    return path == name or path.startswith(f"{name}.")
 
 
 def _is_new(tail: Sequence[int], first: int, rows: Sequence[Row]) -> bool:
@@ -322,14 +318,8 @@ def from_graph(graph: Graph, name: str = "") -> Workload:
         _add(draft, model, unit, left)
     _add_rest(draft, left)
     title = name or str(graph.facts.get("captured", graph.facts.get("source", "step")))
-    made = Workload(
-        title,
-        tuple(draft.layers),
-        batch,
-        model.dtype,
-        tuple(dict.fromkeys(draft.tied)),
-        tokens=model.tokens,
-    )
+    tied = tuple(dict.fromkeys(draft.tied))
+    made = Workload(title, tuple(draft.layers), batch, model.dtype, tied, tokens=model.tokens)
     return replace(made, notes=tuple(_notes(graph, made)))
 
 
@@ -338,15 +328,12 @@ def _model(graph: Graph, rows: Sequence[Row], roles: Roles, batch: int) -> Model
         i for i, r in enumerate(rows) if r.op == "convolution" and math.prod(r.call.dims[0][2:]) > 1
     ]
     images = bool(convs) and not roles.cores
-    model = Model(graph, rows, _without_words(roles, images), batch, _dtype(graph, rows), 1, images)
+    # networks of images are split by filters and channels, not as Megatron splits words
+    known = Roles() if images else roles
+    model = Model(graph, rows, known, batch, _dtype(graph, rows), 1, images)
     model.tokens = 1 if images else _tokens(rows, batch)
     model.last_image = max(convs, default=-1)
     return model
-
-
-def _without_words(roles: Roles, images: bool) -> Roles:
-    """Networks of images are split by filters and channels, not as Megatron splits words."""
-    return Roles() if images else roles
 
 
 def _dtype(graph: Graph, rows: Sequence[Row]) -> str:
@@ -433,11 +420,9 @@ def _is_same(one: Piece, two: Piece) -> bool:
 def _loose(unit: str, left: list[Weight]) -> list[Op]:
     """Parameters of this unit that no call was found for."""
     mine = [w for w in left if not w.users and unit and w.path.startswith(f"{unit}.")]
-    found = []
     for weight in mine:
         weight.users += 1
-        found.append(_bare(weight, weight.path.removeprefix(f"{unit}.")))
-    return found
+    return [_bare(weight, weight.path.removeprefix(f"{unit}.")) for weight in mine]
 
 
 def _bare(weight: Weight, name: str) -> Op:
@@ -512,15 +497,8 @@ def _replicated(layer: Layer) -> list[str]:
     works = [op for op in layer.works() if op.kind in ("matmul", "experts")]
     sizes = {op.name: math.prod(op.dims.values()) for op in works}
     least = _SMALL * max(sizes.values(), default=0.0)
-    return [
-        op.name
-        for op in works
-        if op.kind == "matmul" and not _is_split(op) and sizes[op.name] > least
-    ]
-
-
-def _is_split(op: Op) -> bool:
-    return "tp" in op.splits or "filter" in op.splits
+    whole = [op for op in works if not {"tp", "filter"} & set(op.splits)]
+    return [op.name for op in whole if op.kind == "matmul" and sizes[op.name] > least]
 
 
 def _notes(graph: Graph, made: Workload) -> list[str]:

@@ -95,14 +95,10 @@ def kernels_of(model: Model, task: int, n: float) -> list[tuple[Any, ...]]:
         fixed = tuple((k, v) for k, v in sizes.items() if k not in scaled)
         own = "" if is_usual(dtype, model.dtype) else priced_as(dtype)
         size = kernel.bytes / n * (1.0 if own else 2.0 / BYTES[priced_as(dtype)])
-        work = _work(sizes) / n if kernel.op == "gemm" else 0.0
+        work = 2.0 * math.prod(sizes.get(k, 1.0) for k in "bmnk") / n
+        work = work if kernel.op == "gemm" else 0.0
         found += [(kernel.op, grows, fixed, size, own, work)] * int(kernel.times)
     return found
-
-
-def _work(sizes: Mapping[str, float]) -> float:
-    """Operations of a product."""
-    return 2.0 * math.prod(sizes.get(k, 1.0) for k in "bmnk")
 
 
 def is_usual(dtype: str, main: str) -> bool:
@@ -240,14 +236,10 @@ def _flushed(model: Model, chain: list[tuple[int, Op]]) -> list[Piece]:
     inside = [replace(op, when="!fused", weights=()) for _, op in chain]
     weights = tuple(w for _, op in chain for w in op.weights)
     whole = _whole(model, rows, chain)
-    return [*_carrier(f"{whole.name}.weights", weights), *inside, whole]
-
-
-def _carrier(name: str, weights: tuple[Tensor, ...]) -> list[Op]:
-    """Parameters are there however the chain runs."""
     options = {"forward": (), "backward": (), "once": True}
-    one = Op(name, "recorded", {"n": 1.0}, weights=weights, options=options)
-    return [one] if weights else []
+    # parameters are there however the chain runs
+    held = Op(f"{whole.name}.weights", "recorded", {"n": 1.0}, {}, weights, options=options)
+    return [*([held] if weights else []), *inside, whole]
 
 
 def _whole(model: Model, rows: list[int], chain: list[tuple[int, Op]]) -> Op:
@@ -389,9 +381,8 @@ def loss(model: Model, at: int, name: str) -> list[Piece]:
     sums: list[Piece] = []
     if any(i in model.roles.words for i in row.sources):
         splits = {"tp": "vocab", **splits}
-        one = Exchange(
-            name, "tp", "all_reduce", "", {"tokens": tokens}, {"cp": "tokens"}, dtype="fp32"
-        )
+        size, by = {"tokens": tokens}, {"cp": "tokens"}
+        one = Exchange(name, "tp", "all_reduce", "", size, by, dtype="fp32")
         sums = [one] * 3  # the largest, the sum of exponentials, the word that was right
     # PyTorch's own loss holds its gradient and that of the logits at once.
     every = ("batch", "tokens", "vocab")
@@ -477,15 +468,11 @@ def experts(model: Model, at: int, name: str) -> list[Piece]:
     before: list[Piece] = []
     behind: list[Piece] = []
     if at in roles.enters or at not in roles.row:
-        before = [
-            _token_exchange(name, tokens, inner),
-            *transformer.enter(f"{name}.enter", tokens, inner),
-        ]
+        enter = transformer.enter(f"{name}.enter", tokens, inner)
+        before = [_token_exchange(name, tokens, inner), *enter]
     if at in roles.row or at not in roles.column:
-        behind = [
-            *transformer.leave(f"{name}.leave", tokens, out),
-            _token_exchange(name, tokens, out),
-        ]
+        leave = transformer.leave(f"{name}.leave", tokens, out)
+        behind = [*leave, _token_exchange(name, tokens, out)]
     return [*before, op, *behind]
 
 
@@ -497,11 +484,8 @@ def _token_exchange(name: str, tokens: int, width: int) -> Exchange:
 
 def convolved(model: Model, row: Row, name: str) -> list[Piece]:
     """A convolution with its bias, and the communication of its split."""
-    call = row.call
-    turned = call.values[6] in ("True", "1")
-    image, asked, out = _window(model, row, turned)
-    bias = bool(call.dims[2])
-    made = convolution(name, image, out, asked, bias=bias)
+    image, asked, out = _window(model, row, row.call.values[6] in ("True", "1"))
+    made = convolution(name, image, out, asked, bias=bool(row.call.dims[2]))
     model.first = False
     if not model.images:  # a few patches before words: left whole
         made = [replace(p, splits={}, most={}) for p in made if isinstance(p, Op)]
@@ -576,12 +560,10 @@ def fully(model: Model, row: Row, name: str) -> list[Piece]:
     bias = len(row.reads) > 1
     last = not any(is_linear(r) for r in model.rows[list(model.rows).index(row) + 1 :])
     made = product(name, inner, out, bias=bias, last=last)
-    saved = (Tensor("output", ("batch",), times=model.per_sample(row.kept) / BYTES[model.dtype]),)
+    times = model.per_sample(row.kept) / BYTES[model.dtype]
+    saved = (Tensor("output", ("batch",), times=times),) if row.kept else ()
     weights = weights_of(row, name, ("in", "out"), ("out",))
-    return [
-        replace(p, weights=weights, saved=saved if row.kept else ()) if isinstance(p, Op) else p
-        for p in made
-    ]
+    return [replace(p, weights=weights, saved=saved) if isinstance(p, Op) else p for p in made]
 
 
 def batch_norm(model: Model, at: int, name: str) -> list[Piece]:
@@ -657,16 +639,11 @@ def _when(model: Model, row: Row) -> str:
 
 
 _RULES: dict[str, Callable[[Model, int, str], list[Piece]]] = {
-    "native_layer_norm": norm,
-    "_fused_rms_norm": norm,
+    **dict.fromkeys(NORMS, norm),
     "native_batch_norm": batch_norm,
-    "max_pool2d_with_indices": pool,
-    "avg_pool2d": pool,
-    "max_pool3d_with_indices": pool,
-    "avg_pool3d": pool,
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), pool),
+    **dict.fromkeys(("avg_pool2d", "avg_pool3d"), pool),
     "embedding": embedding,
     "mean": mean,
-    "bmm": batched,
-    "baddbmm": batched,
-    "_grouped_mm": batched,
+    **dict.fromkeys(("bmm", "baddbmm", "_grouped_mm"), batched),
 }

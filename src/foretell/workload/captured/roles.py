@@ -155,20 +155,11 @@ def _fused(at: int, row: Row, batch: int) -> Core:
     turned = row.op.startswith(("_cudnn", "_scaled"))  # heads before tokens
     seq, head = (2, 1) if turned else (1, 2)
     shape = dict(parse(kernels(row.op, _text(row))[0].shape))
+    causal, dropout = (bool(shape.get(name, 0.0)) for name in ("causal", "dropout"))
     return Core(
-        (at,),
-        q[head],
-        q[0] * q[head] / batch,
-        q[seq],
-        k[seq],
-        q[-1],
-        row.sources,
-        True,
-        causal=bool(shape.get("causal", 0.0)),
-        dropout=bool(shape.get("dropout", 0.0)),
-        groups=k[head],
-        out=v[-1],
-    )
+        (at,), q[head], q[0] * q[head] / batch, q[seq], k[seq], q[-1], row.sources, True,
+        causal, dropout, k[head], v[-1],
+    )  # fmt: skip
 
 
 def _text(row: Row) -> str:

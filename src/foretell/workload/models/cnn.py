@@ -17,6 +17,7 @@ which is the input of the convolution behind it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -186,10 +187,7 @@ def product(name: str, inner: int, out: int, *, bias: bool, last: bool) -> list[
 
 
 def size_of(image: Image) -> float:
-    out = 1.0
-    for size in image.dims().values():
-        out *= size
-    return out
+    return math.prod(image.dims().values())
 
 
 # Kernel class of an activation, and whether its gradient needs its input besides its output.

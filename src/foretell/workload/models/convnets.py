@@ -28,7 +28,6 @@ class Alexnet(Spec):
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         net = Net(Image(3, self.image, self.image))
         # width, window, stride, padding, whether a pool follows
         for width, window, stride, pad, pools in (
@@ -70,7 +69,6 @@ class Vgg(Spec):
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         if self.depth not in CONVS:
             raise unknown("depth of a VGG", str(self.depth), map(str, CONVS))
         net = Net(Image(3, self.image, self.image))
@@ -116,7 +114,6 @@ class Resnet(Spec):
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         net = Net(Image(3, self.image, self.image))
         self.body(net)
         net.mean()
@@ -193,7 +190,6 @@ class Densenet(Spec):
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         if self.depth not in DENSE:
             raise unknown("depth of a DenseNet", str(self.depth), map(str, DENSE))
         growth, stem, blocks = DENSE[self.depth]
@@ -252,7 +248,6 @@ class InceptionV3(Spec):
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         net = Net(Image(3, self.image, self.image))
         net.conv(32, 3, 2, pad=0)
         net.conv(32, 3, pad=0)
@@ -384,7 +379,6 @@ class MobilenetV2(Spec):
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         net = Net(Image(3, self.image, self.image))
         net.conv(rounded(32 * self.width), 3, 2, act="relu6")
         net.cut("stem", is_block=False)
@@ -448,7 +442,6 @@ class MobilenetV3(Spec):
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         rows = _SMALL if self.small else _LARGE
         net = Net(Image(3, self.image, self.image))
         net.conv(rounded(16 * self.width), 3, 2, act="hardswish")
@@ -492,7 +485,6 @@ class Efficientnet(Spec):
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         if self.b not in SCALES:
             raise unknown("EfficientNet b", str(self.b), map(str, SCALES))
         width, depth, side = SCALES[self.b]
@@ -530,7 +522,6 @@ class Retinanet(Spec):
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         net = Net(Image(3, self.image, self.image))
         images = Resnet(depth=self.depth).body(net)
         net.whole = True
@@ -599,7 +590,6 @@ class Cosmoflow(Spec):
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         net = Net(Image(self.channels, self.size, self.size, self.size))
         for i, width in enumerate(self.widths):
             strided = i == 3 and net.at.h > _LEFT
@@ -641,7 +631,6 @@ class Unet3d(Spec):
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         if self.size % (1 << (self.levels - 1)):
             raise InputError(
                 f"a cube of {self.size} cannot be halved {self.levels - 1} times",

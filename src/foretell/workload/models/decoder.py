@@ -16,7 +16,7 @@ from foretell.errors import InputError
 from foretell.spec import Spec
 from foretell.workload.models import experts, transformer
 from foretell.workload.models.transformer import Piece
-from foretell.workload.workload import Exchange, Layer, Op, Tensor, Workload
+from foretell.workload.workload import Layer, Op, Tensor, Workload
 
 MOST = 2**40  # of any size: beyond it is a slip
 MOST_LAYERS = 2**16
@@ -70,7 +70,6 @@ class Decoder(Spec):
     dtype: str = "bf16"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         self._check()
         first = transformer.embedding(
             self.seq, self.hidden, self.vocab, positions=self._places(), dropout=self.dropout
@@ -140,11 +139,9 @@ class Decoder(Spec):
         before = [self._norm("norm.attention"), self._norm("norm.mlp")]
         if self.norms.startswith("parallel"):
             first = before if self.norms == "parallel2" else before[:1]
-            both = [  # halves side by side are summed before one exchange does for both
-                p
-                for p in (*attention, *mlp)
-                if not (isinstance(p, Exchange) and p.name in ("leave.attention", "enter.mlp"))
-            ]
+            # halves side by side are summed before one exchange does for both
+            none = [p.name in ("leave.attention", "enter.mlp") for p in (*attention, *mlp)]
+            both = [p for p, is_so in zip((*attention, *mlp), none, strict=True) if not is_so]
             return [*first, *both, *sums[0], *sums[1]]
         if self.norms == "post":
             return [*attention, before[0], *sums[0], *mlp, before[1], *sums[1]]
@@ -212,10 +209,7 @@ class Decoder(Spec):
         seq, hidden = self.seq, self.hidden
         made = transformer.dense("join", 2 * hidden, hidden, seq, keeps=True)
         join = replace(made, splits=transformer.ROWS, weights=made.weights[:1])
-        again = [
-            replace(op, weights=()) if isinstance(op, Op) and op.name == "logits" else op
-            for op in head.ops
-        ]
+        again = transformer.changed(head.ops, "logits", weights=())
         norms = [self._norm("norm.words"), self._norm("norm.hidden")]
         pieces = [*norms, join, *self._block(self._is_sparse(self.layers - 1)), *again]
         return [transformer.block("mtp", pieces, seq, hidden, self.mtp, is_block=False)]

@@ -37,7 +37,6 @@ class Dit(Spec):
     dtype: str = "bf16"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         seq = patches_of(self.image, self.patch)
         layers = (self._patches(seq), self._block(seq), self._last(seq))
         return Workload(str(self), layers, self.batch, self.dtype, tokens=seq)

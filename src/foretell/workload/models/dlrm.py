@@ -37,7 +37,6 @@ class Dlrm(Spec):
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         if self.bottom[-1] != self.dim:
             raise InputError(
                 f"the bottom network ends with {self.bottom[-1]} numbers, tables have {self.dim}",

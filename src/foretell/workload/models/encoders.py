@@ -41,7 +41,6 @@ class Bert(Spec):
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         tied = (("embedding/words", "head/decoder"),) if self._predicts else ()
         layers = (self._embedding(), self._block(), self._head())
         return Workload(str(self), layers, self.batch, self.dtype, tied, tokens=self.seq)
@@ -102,12 +101,7 @@ class Bert(Spec):
         many, hidden = self.masked or self.seq, self.hidden
         last = transformer.head(many, hidden, self.vocab, transformer.norm("norm", many, hidden))
         weights = (Tensor("decoder", ("in", "out")), Tensor("decoder.bias", ("out",)))
-        ops = [
-            Op("decoder", op.kind, op.dims, op.splits, weights, options=op.options)
-            if isinstance(op, Op) and op.name == "logits"
-            else op
-            for op in last.ops
-        ]
+        ops = transformer.changed(last.ops, "logits", name="decoder", weights=weights, pads={})
         dims = {"tokens": float(many), "cols": float(hidden)}
         kept = (Tensor("input", ("batch", "tokens", "cols")),)
         gelu = Op("gelu", "pointwise", dims, saved=kept, options={"kernel": "gelu", "back": 3.0})
@@ -135,7 +129,6 @@ class Vit(Spec):
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         seq = patches_of(self.image, self.patch) + self.extra
         inner = self.inner or 4 * self.hidden
         pieces = transformer.encoded(seq, self.hidden, self.heads, inner, bias=False)
@@ -234,7 +227,6 @@ class Swin(Spec):
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         side, hidden = self.image // self.patch, self.width
         layers = [self._patches(side)]
         for stage, (many, heads) in enumerate(zip(self.blocks, self.heads, strict=True)):

@@ -38,7 +38,6 @@ class Rnnlm(Spec):
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         wide = self.embedding or self.hidden
         first = transformer.embedding(self.seq, wide, self.vocab, positions=0, dropout=self.dropout)
         layers = [first, self._lstm(wide, 1)]
@@ -70,13 +69,8 @@ class Rnnlm(Spec):
         norm = transformer.norm("norm", self.seq, self.hidden)
         last = transformer.head(self.seq, self.hidden, self.vocab, norm)
         weights = (Tensor("logits", ("in", "out")), Tensor("logits.bias", ("out",)))
-        ops = [
-            replace(op, weights=weights, pads={})
-            if isinstance(op, Op) and op.name == "logits"
-            else op
-            for op in last.ops[1:]
-        ]
-        return replace(last, ops=tuple(ops))
+        ops = transformer.changed(last.ops[1:], "logits", weights=weights, pads={})
+        return replace(last, ops=ops)
 
 
 _KEPT = ("scores", "states")  # products of chunks whose results the backward needs
@@ -103,7 +97,6 @@ class Mamba(Spec):
     dtype: str = "bf16"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         seq, hidden = self.seq, self.hidden
         first = transformer.embedding(seq, hidden, self.vocab, positions=0, dropout=False)
         last = transformer.head(seq, hidden, self.vocab, self._norm("norm"))

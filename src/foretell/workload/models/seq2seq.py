@@ -114,10 +114,7 @@ def _middle(first: Layer, name: str, norm: list[Piece], *, own: bool = False) ->
 
     Both share the matrix of words, unless the decoder's is its own; positions they do not share.
     """
-    ops = [
-        replace(op, weights=()) if isinstance(op, Op) and op.name == "words" and not own else op
-        for op in first.ops
-    ]
+    ops = first.ops if own else transformer.changed(first.ops, "words", weights=())
     return replace(first, name=name, ops=(*norm, *ops))
 
 
@@ -204,7 +201,6 @@ class T5(Spec):
     dtype: str = "bf16"
 
     def workload(self) -> Workload:
-        """The model's layers."""
         kernel = "gelu" if self.gated else "relu"
         sizes = Sizes(
             self.hidden, self.heads, self.depth, self.inner, False, self.dropout, kernel,

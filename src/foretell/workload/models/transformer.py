@@ -8,7 +8,7 @@ bytes in 16 bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -218,6 +218,13 @@ def head_norms(seq: int, heads: int, groups: int, depth: int, whole: bool) -> li
     return made
 
 
+def changed(pieces: Iterable[Piece], name: str, /, **what: Any) -> tuple[Piece, ...]:
+    """Pieces of which the op of one name is another way."""
+    return tuple(
+        replace(op, **what) if isinstance(op, Op) and op.name == name else op for op in pieces
+    )
+
+
 def renamed(piece: Piece, name: str) -> Piece:
     """The same piece, with its weights, under names that begin with another."""
     if isinstance(piece, Exchange):
@@ -238,9 +245,9 @@ def _kept(options: Mapping[str, Any], share: float) -> tuple[Tensor, ...]:
 
 
 def _rotary(seq: int, heads: int, depth: int, wanted: bool) -> list[Piece]:
-    dims, split = {"tokens": seq, "heads": heads, "depth": depth}, {"tp": "heads", "cp": "tokens"}
     if not wanted:
         return []
+    dims, split = {"tokens": seq, "heads": heads, "depth": depth}, {"tp": "heads", "cp": "tokens"}
     options = {"passes": 2.0, "back": 2.0}
     more = {"passes": 10.0, "back": 12.0, "calls": 10, "many": 12, "rotary": True}
     return [
@@ -310,15 +317,9 @@ def embedding(seq: int, hidden: int, vocab: int, *, positions: int, dropout: boo
 
 def head(seq: int, hidden: int, vocab: int, final: Op) -> Layer:
     """The last norm, the matmul with the vocabulary and the loss in fp32."""
-    logits = Op(
-        "logits",
-        "matmul",
-        {"tokens": seq, "in": hidden, "out": vocab},
-        {"tp": "out", "cp": "tokens"},
-        (Tensor("logits", ("in", "out")),),
-        pads={"out": 128},
-        options={"vocabulary": True},
-    )
+    dims, weights = {"tokens": seq, "in": hidden, "out": vocab}, Tensor("logits", ("in", "out"))
+    logits = Op("logits", "matmul", dims, {"tp": "out", "cp": "tokens"}, (weights,),
+                pads={"out": 128}, options={"vocabulary": True})  # fmt: skip
     rows = ("batch", "tokens", "vocab")
     kept = (
         Tensor("probabilities", rows, "fp32", when="!eager&!fp32-loss"),
@@ -335,15 +336,7 @@ def head(seq: int, hidden: int, vocab: int, final: Op) -> Layer:
     split = {"tp": "vocab", "cp": "tokens"}
     loss = Op("loss", "loss", dims, split, saved=kept, pads={"vocab": 128}, brief=brief)
     sums = Exchange("loss", "tp", "all_reduce", "", {"tokens": seq}, {"cp": "tokens"}, dtype="fp32")
-    pieces: list[Piece] = [
-        final,
-        *enter("enter.logits", seq, hidden),
-        logits,
-        loss,
-        sums,
-        sums,
-        sums,
-    ]
+    pieces = [final, *enter("enter.logits", seq, hidden), logits, loss, sums, sums, sums]
     return block("head", pieces, seq, hidden, is_block=False)
 
 
