@@ -320,8 +320,10 @@ def _place() -> str:
     return users_line(traceback.extract_stack()) or "an unknown line"
 
 
-_INSIDE = ("/site-packages/", "/dist-packages/", "/foretell/pytorch/", "/foretell/cli/", "<frozen")
-_INSIDE += ("/lib/python",)
+_INSIDE = (
+    *("/site-packages/", "/dist-packages/", "/foretell/pytorch/", "/foretell/cli/"),
+    *("<frozen", "/lib/python"),
+)
 
 
 def users_line(frames: Sequence[traceback.FrameSummary]) -> str:

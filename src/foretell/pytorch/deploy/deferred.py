@@ -268,7 +268,8 @@ _KEPT = "_foretell_deferred"
 
 def deferred_of(model: Any) -> Deferred | None:
     """What makes the values of a model, where that was noted."""
-    return vars(model).get(_KEPT)
+    found: Deferred | None = vars(model).get(_KEPT)
+    return found
 
 
 def deferred(make: Callable[[], Any]) -> Any:

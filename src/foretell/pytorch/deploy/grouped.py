@@ -398,10 +398,10 @@ class Groups(RowStages):
         stage, kind, m = action
         is_last = kind == "B" and m + 1 == self.batches
         if self.samples[stage][m][self.rank]:
-            sync = self.syncs.get(stage) if kind == "B" else None
-            for part in sync.parts if sync is not None else ():  # they leave as they are made
-                is_late = part is sync.factors and not all(self.samples[stage][-1].values())
-                part.is_syncing = is_last and not is_late
+            if kind == "B" and (sync := self.syncs.get(stage)) is not None:
+                is_whole = all(self.samples[stage][-1].values())
+                for part in sync.parts:  # gradients leave as they are made
+                    part.is_syncing = is_last and (is_whole or part is not sync.factors)
             super()._run(action)
         if is_last and stage in self.syncs:
             self.syncs[stage].begin()

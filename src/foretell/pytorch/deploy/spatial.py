@@ -20,7 +20,15 @@ from torch import nn
 
 from foretell.errors import InputError
 from foretell.pytorch.deploy.batch_norm import normalize
-from foretell.pytorch.deploy.collective import both_ways, copy_in, cut, even, gather, new_groups
+from foretell.pytorch.deploy.collective import (
+    both_ways,
+    copy_in,
+    cut,
+    even,
+    everyones,
+    gather,
+    new_groups,
+)
 
 Tensor = Any
 Module = Any
@@ -69,10 +77,7 @@ class Grid:
         key = (self._batch, self._calls)
         self._calls += 1
         if key not in self._sizes:
-            mine = torch.tensor([x.shape[2 + axis]])
-            each = [torch.zeros_like(mine) for _ in range(self.parts[axis])]
-            dist.all_gather(each, mine, group=self.lines[axis])
-            self._sizes[key] = [int(n) for n in each]
+            self._sizes[key] = everyones(x.shape[2 + axis], self.lines[axis])
         return spans(self._sizes[key])
 
     @property

@@ -331,7 +331,7 @@ def _settle(made: Traced) -> None:
             home = here = node.target
         else:
             homes = (made.home[n] for n in before)  # of those it reads from, the last
-            home = LAST if node.op == "output" else max(homes, key=order.get, default=here)
+            home = LAST if node.op == "output" else max(homes, key=order.__getitem__, default=here)
             if made.units and home == made.units[-1]:
                 home = LAST
             if node.op != "output" and _joins(made, before, behind, late, home):

@@ -131,7 +131,7 @@ class AsWhole(TorchFunctionMode):  # type: ignore[misc]
         leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         split = [x for x in leaves if isinstance(x, DTensor)]
         if split and any(not isinstance(x, DTensor) and x.dim() for x in leaves):
-            first = args[0] if args else None
+            first: Any = args[0] if args else None
             is_written = getattr(func, "__name__", "").endswith("_") and isinstance(first, DTensor)
 
             def change(x: Any) -> Any:
