@@ -336,7 +336,8 @@ def head(seq: int, hidden: int, vocab: int, final: Op) -> Layer:
     split = {"tp": "vocab", "cp": "tokens"}
     loss = Op("loss", "loss", dims, split, saved=kept, pads={"vocab": 128}, brief=brief)
     sums = Exchange("loss", "tp", "all_reduce", "", {"tokens": seq}, {"cp": "tokens"}, dtype="fp32")
-    pieces = [final, *enter("enter.logits", seq, hidden), logits, loss, sums, sums, sums]
+    enters = enter("enter.logits", seq, hidden)
+    pieces: list[Piece] = [final, *enters, logits, loss, sums, sums, sums]
     return block("head", pieces, seq, hidden, is_block=False)
 
 
