@@ -12,7 +12,7 @@ Its own forward runs on the experts of the rank, numbered from zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,15 +43,14 @@ def experts_of(model: Module) -> dict[str, int]:
 
 
 class Experts:
-    """One such module, its tokens or experts over axes of a mesh; activations are DTensors."""
+    """One such module of a split model (→ graph_split): tokens over `cp`, experts over `tp`."""
 
-    def __init__(self, module: Module, mesh: Any, *, rows: int | None, experts: int | None) -> None:
-        self.module, self.mesh, self.rows, self.axis = module, mesh, rows, experts
-        self.own = module.forward
-        self.whole = [Replicate()] * mesh.ndim
+    def __init__(self, module: Module, split: Any) -> None:
+        self.module, self.split, self.own = module, split, module.forward
+        self.mesh, self.rows, self.axis, self.whole = split.mesh, split.cp, split.tp, split.whole
         self.many = _leading(module)
         each = [p.placements for p in module.parameters()]
-        if experts is not None and not all(how[experts] == Shard(0) for how in each):
+        if self.axis is not None and not all(how[self.axis] == Shard(0) for how in each):
             self.axis = None  # they do not share evenly: every rank has all
         module.forward = self._forward
 
@@ -65,7 +64,7 @@ class Experts:
         grads, out = list(part), list(part)
         if self.axis is not None:
             grads[self.axis] = out[self.axis] = Partial()
-        mine = [self._local(x, part, grads) for x in found]
+        mine = [self.split.local(x, part, grads) for x in found]
         rank, first = 0, 0
         if self.axis is not None:
             rank = self.mesh.get_local_rank(self.axis)
@@ -79,12 +78,6 @@ class Experts:
         made = torch.zeros_like(tokens).index_add(0, each[here], some.to(tokens.dtype))
         return DTensor.from_local(made, self.mesh, out, run_check=False)
 
-    def _local(self, x: Tensor, how: Sequence[Any], grads: Sequence[Any]) -> Tensor:
-        if not isinstance(x, DTensor):
-            x = DTensor.from_local(x, self.mesh, self.whole, run_check=False)
-        held = x.redistribute(placements=how)
-        return held.to_local(grad_placements=grads) if x.is_floating_point() else held.to_local()
-
     def _compute(self, tokens: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         grads = list(self.whole)
         if self.rows is not None:
@@ -96,14 +89,11 @@ class Experts:
 
     def _everywhere(self, args: Any, kwargs: Any) -> Any:
         """A call of another kind: all of it on every rank."""
-        own = {n: self._plain(p) for n, p in self.module.named_parameters()}
-        values = torch.utils._pytree.tree_map(self._plain, (args, kwargs))
+        own = {n: self.split.plain(p) for n, p in self.module.named_parameters()}
+        values = torch.utils._pytree.tree_map(self.split.plain, (args, kwargs))
         with _holding(self.module, own):
             found = self.own(*values[0], **values[1])
         return DTensor.from_local(found, self.mesh, self.whole, run_check=False)
-
-    def _plain(self, x: Any) -> Any:
-        return self._local(x, self.whole, self.whole) if isinstance(x, DTensor) else x
 
 
 class Dispatched:

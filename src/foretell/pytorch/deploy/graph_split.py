@@ -113,7 +113,7 @@ class GraphSplit:
             if not isinstance(lines[name], nn.Linear):
                 lines[name].forward = functools.partial(self._through, lines[name], side)
         for name in experts:
-            Experts(model.get_submodule(name), self.mesh, rows=self.cp, experts=self.tp)
+            Experts(model.get_submodule(name), self)
 
     def _placements(self, dim: int | None, p: Tensor) -> list[Any]:
         """Where a parameter lies on each axis of the mesh, given the dim that ranks may share."""
@@ -127,7 +127,7 @@ class GraphSplit:
         inner = self._inside(forward)
 
         def given_out(x: Any) -> Any:  # a loss is a tensor of its own, which may be written to
-            made = self._plain(x)
+            made = self.plain(x)
             return made.clone() if made is not x and made.numel() == 1 else made
 
         @functools.wraps(forward)
@@ -144,7 +144,8 @@ class GraphSplit:
 
         return call
 
-    def _plain(self, x: Any) -> Any:
+    def plain(self, x: Any) -> Any:
+        """The whole of a DTensor; anything else as it is."""
         return _local(x, self.whole, self.whole) if isinstance(x, DTensor) else x
 
     def _enter(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -232,11 +233,15 @@ class GraphSplit:
     def _given(self, x: Tensor) -> Tensor:
         return x if isinstance(x, DTensor) else self._held(x)
 
+    def local(self, x: Tensor, how: Sequence[Any], grads: Sequence[Any]) -> Tensor:
+        """The part of a tensor that is here, once it lies as asked."""
+        return _local(self._given(x), how, grads)
+
     def _mask(self, mask: Any, q: Tensor, how: Sequence[Any]) -> Any:
         """The part of a mask that is about this rank's heads and queries."""
         if mask is None:
             return None
-        mask = self._plain(mask)
+        mask = self.plain(mask)
         for axis, one in enumerate(how):
             if not one.is_shard():
                 continue
@@ -255,7 +260,7 @@ class GraphSplit:
                 f"`{name}` writes into a tensor that is split over ranks",
                 hint="a plan with dp, zero or pp leaves activations whole",
             )
-        args, kwargs = tree_map(self._plain, (args, kwargs))
+        args, kwargs = tree_map(self.plain, (args, kwargs))
         return tree_map(
             lambda x: self._held(x) if isinstance(x, torch.Tensor) else x, func(*args, **kwargs)
         )

@@ -41,9 +41,8 @@ def main(path: Path) -> None:
     except SystemExit as left:
         code, answer = left.code, {"ended": job.steps}
         if code not in (None, 0):  # what it printed, the process that started this one knows
-            text = f"with {code}" if isinstance(code, int) else str(code).strip()
-            how = f"exited {text}" if isinstance(code, int) else f"exited: {text}"
-            answer = {"error": how, "is_exit": True, "is_final": code == _USAGE}
+            text = f" with {code}" if isinstance(code, int) else f": {str(code).strip()}"
+            answer = {"error": f"exited{text}", "is_exit": True, "is_final": code == _USAGE}
     except BaseException as error:
         traceback.print_exc()
         answer = {"error": _message(request.script, error), "is_final": isinstance(error, _FINAL)}
