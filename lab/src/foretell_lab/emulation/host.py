@@ -1,6 +1,6 @@
 """What a rank's own thread pays for sending, beside its work: from bench, or as measured elsewhere.
 
-`hooks` of a laboratory's machine.json says what taking gradients costs there (→ hooking.py).
+`hooks` of a laboratory's machine.json says what taking gradients costs there (→ ranks.worker).
 Laboratories of before have none: then the constants below count, in core seconds of the machine
 they were measured on, times what the same piece of work takes here over what it took there.
 

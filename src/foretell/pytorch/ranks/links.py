@@ -56,7 +56,7 @@ def measure_beside(pool: Pool, network: str) -> dict[str, Any]:
 
 
 def measure_hooks(pool: Pool) -> dict[str, float]:
-    """What taking gradients costs a rank, the mean of ranks (→ hooking.py)."""
+    """What taking gradients costs a rank, the mean of ranks (→ `worker.hooks`)."""
     answers = pool.ask({"do": "hooks", "repeats": _HOOKED})
     return {key: mean(a[key] for a in answers) for key in answers[0]}
 
