@@ -46,19 +46,25 @@ def ask(
     """What a script's `batch` makes; it is given as much as it has parameters for."""
     wanted = inspect.signature(batch).parameters
     place = dict(zip(_PART, (rank, size, step), strict=True))
-    options = {k: v for k, v in place.items() if k in wanted} | given
-    if samples is not None:
-        name = next((n for n in _SAMPLES if n in wanted), "")
-        if not name:
-            raise InputError(
-                f"a batch of {samples} is requested, but `{_name(batch)}` takes none",
-                hint="give it a parameter `batch`",
-            )
-        options[name] = samples
-    for name in given:
-        if name not in wanted:
-            raise unknown(f"option of `{_name(batch)}`", name, wanted)
+    options = {k: v for k, v in place.items() if k in wanted} | options_of(batch, given, samples)
     return batch(*_unnamed(wanted, options, tuple(place.values())), **options)
+
+
+def options_of(
+    call: Callable[..., Any], given: Mapping[str, Any], samples: int | None
+) -> dict[str, Any]:
+    """Options that a script's function takes: those given, and a batch of so many samples."""
+    wanted, name = inspect.signature(call).parameters, str(getattr(call, "__name__", "batch"))
+    for option in given:
+        if option not in wanted:
+            raise unknown(f"option of `{name}`", option, wanted)
+    word = next((n for n in _SAMPLES if n in wanted), "")
+    if samples is None or word:
+        return dict(given) | ({} if samples is None else {word: samples})
+    raise InputError(
+        f"a batch of {samples} is requested, but `{name}` takes none",
+        hint="give it a parameter `batch`",
+    )
 
 
 def _unnamed(
@@ -112,10 +118,6 @@ def share(
             )
         given = [None if x is None else x.split(sizes)[rank] for x in given]
     return found._replace(inputs=tuple(given[:-1]), target=given[-1])
-
-
-def _name(call: Any) -> str:
-    return str(getattr(call, "__name__", "batch"))
 
 
 def ordered(found: Any) -> Batch:

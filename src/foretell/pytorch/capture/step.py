@@ -34,7 +34,7 @@ from foretell import spec
 from foretell.errors import InputError, unknown
 from foretell.pytorch.capture.values import SMALL, copy_of, first_line, give, has_data
 from foretell.pytorch.capture.words import tensors_in
-from foretell.pytorch.script import ask, default_loss, ordered, takes_model, takes_part
+from foretell.pytorch.script import ask, default_loss, options_of, ordered, takes_model, takes_part
 
 OPTIMIZERS = {
     "sgd": torch.optim.SGD,
@@ -76,7 +76,8 @@ def find(text: str, batch: int | None = None, ranks: int = 1) -> Parts:
     if not callable(names.get(name)):
         functions = (k for k, v in names.items() if callable(v) and not k.startswith("_"))
         raise unknown(f"function of `{where}`", name, functions)
-    return _made(names, name, where, _source_options(names[name], given, batch, where))
+    whole = {k: int(v) if spec.is_whole(v) else v for k, v in given.items()}
+    return _made(names, name, where, options_of(names[name], whole, batch))
 
 
 def _names(where: str) -> Mapping[str, Any]:
@@ -110,25 +111,6 @@ def _described(names: Mapping[str, Any], where: str, batch: int | None, ranks: i
             hint=f"define them, or name a function that makes the step: `{where}:make`",
         )
     return _with_others(names, names["model"], where, batch, ranks)
-
-
-def _source_options(
-    make: Callable[..., Any], given: Mapping[str, str], batch: int | None, where: str
-) -> dict[str, Any]:
-    """Options a function takes; whole numbers as such."""
-    wanted = inspect.signature(make).parameters
-    options = {k: int(v) if spec.is_whole(v) else v for k, v in given.items()}
-    if batch is not None:
-        if not {"batch", "batch_size"} & set(wanted):
-            raise InputError(
-                f"a batch of {batch} is requested, but `{make.__name__}` of `{where}` takes none",
-                hint="give it a parameter `batch`",
-            )
-        options["batch" if "batch" in wanted else "batch_size"] = batch
-    for name in options:
-        if name not in wanted:
-            raise unknown(f"option of `{make.__name__}`", name, wanted)
-    return options
 
 
 def _made(names: Mapping[str, Any], name: str, where: str, options: dict[str, Any]) -> Parts:

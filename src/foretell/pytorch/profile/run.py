@@ -362,7 +362,9 @@ class Recorder(Listener):
             profile_memory=self.wanted.memory,
             on_trace_ready=lambda p: p.export_chrome_trace(str(self.trace)),
         )
-        if self.wanted.layers and not _is_compiled():
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        is_compiled = dynamo is not None and dynamo.counters["frames"].get("ok")
+        if self.wanted.layers and not is_compiled:  # else hooks would make it compile again
             self._open.enter_context(named_layers(self.parents))
         with _quiet():
             self._profiler = self._open.enter_context(profiler)
@@ -377,12 +379,6 @@ class Recorder(Listener):
             self.profiled = Times.of(self._clock.seconds()[self._settle :])
             self.close()
             self.finish()
-
-
-def _is_compiled() -> bool:
-    """Whether torch.compile has made anything: hooks of ours would make it compile again."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"].get("ok"))
 
 
 def _quiet() -> warnings.catch_warnings[None]:
