@@ -32,7 +32,7 @@ from foretell.pytorch.capture import gpu
 from foretell.pytorch.capture.gpu import chosen
 from foretell.pytorch.capture.record import Recorder, Row
 from foretell.pytorch.capture.step import movable
-from foretell.pytorch.capture.values import Assumed
+from foretell.pytorch.capture.values import Values
 from foretell_lab.bench.call import Place
 from foretell_lab.bench.host import LENGTH, chain, empty, kinds
 
@@ -81,7 +81,7 @@ def read(path: Path) -> dict[tuple[str, str, str], float]:
 def issued_raw(kind: str, dtype: str) -> dict[str, Counter[str]]:
     """What a whole chain makes the host issue."""
     with gpu.pretended(gpu.GPU), gpu.fake_mode(gpu.GPU):
-        recorder = Recorder({}, Assumed(None), gpu.GPU)
+        recorder = Recorder({}, Values(), gpu.GPU)
         with recorder, chosen("hopper", lambda: None), _alone(), recorder.watching_modules():
             with movable():
                 calls = chain(kind, Place(gpu.GPU)) if kind else empty(Place(gpu.GPU))

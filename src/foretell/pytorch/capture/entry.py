@@ -49,7 +49,6 @@ from foretell.pytorch.capture.step import (
 )
 from foretell.pytorch.capture.values import (
     INSTEAD,
-    Assumed,
     NeedsData,
     Stopped,
     Values,
@@ -213,7 +212,7 @@ def capture(
     place = _place("cpu" if on == ON_CPU else device)
     try:
         with seeded():
-            return _on_fakes(given, asked, place, Values())
+            return _on_fakes(given, asked, place, Values(share=share))
     except Stopped as error:
         stopped = error
     return _with_data(given, asked, place, stopped)
@@ -225,11 +224,11 @@ def _with_data(given: Parts, asked: _Asked, place: torch.device, stopped: Stoppe
         found = with_data(given, stopped)
     try:
         with seeded():
-            return _on_fakes(found, asked, place, Values(every=True))
+            return _on_fakes(found, asked, place, Values(every=True, share=asked.share))
     except Stopped:
         try:
             with seeded(), _quiet():
-                return _recorded(found, asked, gpu.CPU, Values(is_off=True))
+                return _recorded(found, asked, gpu.CPU, Values(is_off=True, share=asked.share))
         except Stopped as error:  # it does not run on real tensors either
             raise error if isinstance(stopped, NeedsData) else stopped from error.__cause__
 
@@ -254,7 +253,7 @@ def _on_fakes(given: Parts, asked: _Asked, place: torch.device, values: Values) 
 def _recorded(given: Parts, asked: _Asked, place: torch.device, values: Values) -> Graph:
     """The graph of one step, recorded while it runs."""
     arch = ON_CPU if values.is_off else _arch(asked.on)
-    recorder = Recorder({}, Assumed(asked.share, values=values), place, pace=Pace(asked.progress))
+    recorder = Recorder({}, values, place, pace=Pace(asked.progress))
     recorder.ledger.block = 1 if asked.on == ON_CPU else BLOCK
     with recorder, chosen(arch, recorder.loss_begins):
         with torch.autograd.set_multithreading_enabled(False), _errors_explained(recorder):
@@ -324,7 +323,7 @@ def _run(step: Step, recorder: Recorder, autocast: Any) -> None:
         with autocast:
             loss = step.run()
         recorder.phase = Phase.BACKWARD
-        recorder.assumed.values.is_over = True
+        recorder.values.is_over = True
         loss.backward()
         del loss
         recorder.phase = Phase.UPDATE
@@ -337,7 +336,7 @@ def _enter(step: Step, recorder: Recorder) -> None:
     """Make known what is there before the step: weights, buffers, state and the batch."""
     model, ledger = step.model, recorder.ledger
     if step.optimizer is not None:
-        with recorder.assumed.values.paused():
+        with recorder.values.paused():
             settle(step.optimizer, [p for p in model.parameters() if p.requires_grad])
     recorder.enter(model)
     recorder.pace.modules = len(recorder.names)
@@ -356,7 +355,7 @@ def _facts(step: Step, recorder: Recorder, autocast: str, on: str) -> dict[str, 
     sides = {int(t.shape[0]) for t in tensors_in(step.batch) if t.dim()}
     if len(sides) == 1:  # of all tensors of the batch: its samples
         facts["batch"] = sides.pop()
-    if recorder.assumed.values.every or recorder.assumed.values.is_off:
+    if recorder.values.every or recorder.values.is_off:
         facts["data"] = "real"  # weights and batch had values
     return facts
 

@@ -39,7 +39,7 @@ from foretell.graph.columns import NONE
 from foretell.operators import PRODUCTS
 from foretell.pytorch.capture import words
 from foretell.pytorch.capture.gpu import DEVICE_OF, ON_CPU, alias_of
-from foretell.pytorch.capture.values import Assumed, written
+from foretell.pytorch.capture.values import Values, written
 from foretell.pytorch.capture.words import bytes_of, conv_work, flops_of, moved_bytes
 
 BLOCK = 512  # bytes: PyTorch's allocator on CUDA hands out multiples of it
@@ -211,7 +211,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     """A mode that writes down operators while it is open."""
 
     names: dict[int, str]  # id of a module → its path in the model
-    assumed: Assumed
+    values: Values
     device: torch.device
     phase: Phase = Phase.NONE  # nothing is written down in `NONE`
     rows: list[Row] = field(default_factory=list)
@@ -242,7 +242,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            return self.assumed.run(func, args, kwargs, self.layer)
+            return self.values.run(func, args, kwargs, self.layer)
         except Exception:
             self.stopped = f" in `{func}`" + (f" of layer `{self.layer}`" if self.layer else "")
             raise
@@ -274,7 +274,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         facts["reads"] = {row.name: [*map(list, row.weights)] for row in forward}
         facts |= {"autocast": autocast} if autocast else {}
         facts |= {} if optimizer is None else {"optimizer": type(optimizer).__name__}
-        used = self.assumed.used
+        used = self.values.used
         return facts | ({"assumed": sorted(set(used))} if used else {})
 
     def loss_begins(self) -> None:

@@ -255,14 +255,11 @@ class Step:
 
 def scalar(found: Any) -> Tensor:
     """The loss among what a model returned."""
-    if isinstance(found, Tensor) and found.numel() == 1:
-        return found
     inner = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", None)
-    if isinstance(inner, Tensor) and inner.numel() == 1:
-        return inner
     first = found[0] if isinstance(found, (list, tuple)) and found else None
-    if isinstance(first, Tensor) and first.numel() == 1:
-        return first
+    for one in (found, inner, first):
+        if isinstance(one, Tensor) and one.numel() == 1:
+            return one
     what = (
         f"a tensor of {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
     )

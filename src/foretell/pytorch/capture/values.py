@@ -96,11 +96,13 @@ def copy_of(tensor: Tensor) -> Tensor | None:
 
 @dataclass
 class Values:
-    """Follows operators where the values of their inputs are known."""
+    """Runs operators, follows them where values are known, and answers for data that is not."""
 
     every: bool = False  # of any size, until the forward pass is over
     is_over: bool = False
     is_off: bool = False  # tensors are real themselves
+    share: float | None = None  # of elements that a mask picks, where values are not known
+    used: list[str] = field(default_factory=list)  # what was assumed, op and layer
     # memory that something unknown was written to, kept so that no other takes its place
     stale: dict[int, Any] = field(default_factory=dict)
 
@@ -110,6 +112,44 @@ class Values:
         before, self.is_off = self.is_off, True
         yield
         self.is_off = before
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any], layer: str) -> Any:
+        """The result of an operator on fake tensors."""
+        if func is aten._local_scalar_dense.default:
+            value = self.of(args[0])
+            if value is not None:
+                with no_dispatch():
+                    return value.item()
+        made = self._run(func, args, kwargs, layer)
+        self.follow(func, args, kwargs, made)
+        return made
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any], layer: str) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except UNKNOWN as error:
+            known = self.answer(func, args, kwargs)
+            if known is not None:
+                return known
+            if self.share is None or func not in _ANSWERS:
+                raise refused(func, layer, self.share) from error
+            self.used.append(f"{func._schema.name} in {layer or 'the model'}")
+            return _ANSWERS[func](self.share, func, *args, **kwargs)
+        except _LACKING as error:
+            known = self.answer(func, args, kwargs)
+            if known is not None:
+                return known
+            if func._schema.is_mutable and not func._schema.returns:
+                return None  # it only writes to what is there: nothing has to be worked out
+            if func is aten._cudnn_rnn_backward.default:
+                return gradients(func, *args)
+            raise unsupported(func, layer, error) from error
+        except RuntimeError:
+            if func is not aten._grouped_mm.default:
+                raise
+            # its fake form refuses the formats that its kernel computes one group at a time
+            dtype = kwargs.get("out_dtype") or args[0].dtype
+            return args[0].new_empty(grouped_shape(*inputs_of(func, args, kwargs)), dtype=dtype)
 
     def of(self, tensor: Tensor) -> Tensor | None:
         """The value of a tensor, None where it is not known."""
@@ -129,7 +169,7 @@ class Values:
                 self._forget(written(func, args, kwargs))
             return
         try:
-            real = self.run(func, args, kwargs)
+            real = self._real(func, args, kwargs)
         except Exception:  # kernels that a CPU does not have
             self._forget(written(func, args, kwargs))
             return
@@ -140,7 +180,7 @@ class Values:
         given = tensors_in((args, kwargs))
         if not given or any(self.of(t) is None for t in given):
             return None
-        real = self.run(func, args, kwargs)
+        real = self._real(func, args, kwargs)
         place = given[0].device
         made = tree_map_only(
             Tensor,
@@ -149,14 +189,6 @@ class Values:
         )
         self._note(made, real)
         return made
-
-    def number(self, tensor: Tensor) -> Any:
-        """The one value of a tensor, None where it is not known."""
-        value = self.of(tensor)
-        if value is None:
-            return None
-        with no_dispatch():
-            return value.item()
 
     def _is_wanted(self, func: Any, given: Sequence[Tensor], made: Any) -> bool:
         if any(self.of(t) is None for t in given):
@@ -171,7 +203,7 @@ class Values:
             return False  # a random batch is not representative of the user's
         return bool(out) and sum(t.numel() for t in (*given, *out)) <= SMALL
 
-    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """An operator on the values behind fake tensors."""
         real_args, real_kwargs = tree_map_only(Tensor, self.of, (args, kwargs))
         real_kwargs |= {"device": _CPU} if "device" in real_kwargs else {}
@@ -243,52 +275,6 @@ ON_CPU: dict[Any, Callable[..., Any]] = {
     aten._fused_rms_norm.default: _rms_norm,
     aten._cudnn_rnn.default: _recurrent,
 }
-
-
-@dataclass
-class Assumed:
-    """Runs operators; answers for data that is not there."""
-
-    share: float | None = None  # of elements that a mask picks
-    used: list[str] = field(default_factory=list)  # what was assumed, op and layer
-    values: Values = field(default_factory=Values)
-
-    def run(self, func: Any, args: Any, kwargs: dict[str, Any], layer: str) -> Any:
-        """The result of an operator on fake tensors."""
-        if func is aten._local_scalar_dense.default:
-            number = self.values.number(args[0])
-            if number is not None:
-                return number
-        made = self._run(func, args, kwargs, layer)
-        self.values.follow(func, args, kwargs, made)
-        return made
-
-    def _run(self, func: Any, args: Any, kwargs: dict[str, Any], layer: str) -> Any:
-        try:
-            return func(*args, **kwargs)
-        except UNKNOWN as error:
-            known = self.values.answer(func, args, kwargs)
-            if known is not None:
-                return known
-            if self.share is None or func not in _ANSWERS:
-                raise refused(func, layer, self.share) from error
-            self.used.append(f"{func._schema.name} in {layer or 'the model'}")
-            return _ANSWERS[func](self.share, func, *args, **kwargs)
-        except _LACKING as error:
-            known = self.values.answer(func, args, kwargs)
-            if known is not None:
-                return known
-            if func._schema.is_mutable and not func._schema.returns:
-                return None  # it only writes to what is there: nothing has to be worked out
-            if func is aten._cudnn_rnn_backward.default:
-                return gradients(func, *args)
-            raise unsupported(func, layer, error) from error
-        except RuntimeError:
-            if func is not aten._grouped_mm.default:
-                raise
-            # its fake form refuses the formats that its kernel computes one group at a time
-            dtype = kwargs.get("out_dtype") or args[0].dtype
-            return args[0].new_empty(grouped_shape(*inputs_of(func, args, kwargs)), dtype=dtype)
 
 
 class Stopped(InputError):

@@ -34,7 +34,7 @@ from foretell.pytorch.capture.entry import Formats, compose
 from foretell.pytorch.capture.gpu import ON_CPU, chosen
 from foretell.pytorch.capture.record import Ledger, Recorder, is_work, workspace
 from foretell.pytorch.capture.step import as_on_gpu
-from foretell.pytorch.capture.values import Assumed
+from foretell.pytorch.capture.values import Values
 from foretell.pytorch.intake import fake
 from foretell.pytorch.intake.files import Journal
 from foretell.pytorch.intake.profiled import Leave, journalled_saves, progress_in
@@ -109,8 +109,8 @@ class Capturing(Listener):
     def __post_init__(self) -> None:
         self.fakes = None if self.request.is_real else fake.Fakes()
         place = gpu.CPU if self.fakes is None else gpu.GPU
-        assumed = Assumed(self.request.options.get("share"))
-        self.recorder = StepRecorder({}, assumed, place, fakes=self.fakes)
+        values = Values(share=self.request.options.get("share"))
+        self.recorder = StepRecorder({}, values, place, fakes=self.fakes)
         self.watch = Watch(self)
 
     @property
