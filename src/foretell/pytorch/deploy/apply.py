@@ -512,14 +512,15 @@ def _across(made: Deployed, inputs: tuple[Any, ...] | None) -> None:
     if plan.zero >= 2:
         options = {"keep": plan.zero == 2, "dtype": dtype_of(precision_of(plan))}
         options |= {"reduce_dtype": dtype_of(plan.grad_dtype), "offload": plan.offload}
+        stages = made.modules
         if made.pipeline is None:  # the first rank says: others may have no values to try it with
             is_first = dist.get_rank() == 0
             mine = fsdp.always_called(made.model, inputs) if is_first else None
             options["in_units"] = said_by(0, mine)
-        for module in made.modules:
+        for module in stages:
             fsdp.shard(module, places.sharding(), **options)
         group, _ = places.copies()
-        made.usage = fsdp.Usage(made.modules, group)
+        made.usage = fsdp.Usage(stages, group)
         if made.pipeline is None:
             share_buffers(made.model, group, unless=lambda: made.is_stepping)
         return
