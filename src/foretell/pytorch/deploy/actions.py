@@ -207,11 +207,8 @@ def _check_runs(pipeline: Pipeline) -> None:
     wanted = {a for order in pipeline.orders for a in order}
     if len(ran) < len(wanted):
         done = set(ran)
-        stuck = [
-            f"rank {rank} at {next(a for a in order if a not in done)}"
-            for rank, order in enumerate(pipeline.orders)
-            if not done.issuperset(order)
-        ]
+        left = [[a for a in order if a not in done] for order in pipeline.orders]
+        stuck = [f"rank {rank} at {order[0]}" for rank, order in enumerate(left) if order]
         raise InputError(
             f"the ranks would wait for each other for ever: {', '.join(stuck)}",
             hint="on each rank, put an action after those whose results it needs",

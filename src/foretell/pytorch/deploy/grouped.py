@@ -21,6 +21,7 @@ is scaled, and the mean loss of a replica with n of N samples counts n · replic
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -282,7 +283,8 @@ class Groups(RowStages):
         mine = {tuple(sorted(r.ranks)) for r in self.runs if rank in r.ranks and len(r.ranks) > 1}
         each = [new_groups(mine) for _ in Pair._fields]
         self._groups = {frozenset(ranks): Pair(*(made[ranks] for made in each)) for ranks in mine}
-        self._rows: dict[int, dict[str, float]] = {}  # of each run, by layer (→ `rows_of`)
+        # of each run, by layer that has factors: rows a sample
+        self._rows: dict[int, dict[str, float]] = {}
         self._known: dict[Any, list[Move]] = {}
         weights = [samples.get(rank, 0) / self.batch for samples in self.samples[-1]]
         alone = [q for q, run in enumerate(self.runs) if run.way == "split" or len(run.ranks) == 1]
@@ -431,12 +433,18 @@ class Groups(RowStages):
         return True
 
     def _try(self, stage: int) -> list[Meta]:
-        self._rows[stage], hooks = rows_of(self.modules[stage])
-        try:
+        found = self._rows[stage] = dict[str, float]()
+
+        def note(name: str, arguments: Any, output: Any) -> None:
+            width = output.shape[1 if output.dim() == 4 else -1]
+            found[name] = output.numel() / width / len(arguments[0])
+
+        with ExitStack() as stack:
+            for name, layer in self.modules[stage].named_modules():
+                if not refusal(layer):
+                    hook = layer.register_forward_hook(lambda _, a, y, n=name: note(n, a, y))
+                    stack.callback(hook.remove)
             return super()._try(stage)
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _synchronize(self, q: int, rows: dict[str, float]) -> None:
         run = self.runs[q]
@@ -530,23 +538,6 @@ def _by_factors(module: Any, rows: Mapping[str, float], batch: int) -> dict[str,
     return found
 
 
-def rows_of(module: Any) -> tuple[dict[str, float], list[Any]]:
-    """Fills with rows a sample of each layer that has factors, as it is called; and the hooks."""
-    found: dict[str, float] = {}
-
-    def note(name: str, arguments: Any, output: Any) -> None:
-        found[name] = (
-            output.numel() / output.shape[1 if output.dim() == 4 else -1] / len(arguments[0])
-        )
-
-    hooks = [
-        layer.register_forward_hook(lambda _, a, y, n=name: note(n, a, y))
-        for name, layer in module.named_modules()
-        if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d) and not refusal(layer)
-    ]
-    return found, hooks
-
-
 def tied(pieces: Sequence[Any], runs: Sequence[Run]) -> dict[int, list[int]]:
     """Parameters that several runs hold: the runs of each, by the id of the parameter.
 
@@ -574,12 +565,6 @@ def tied(pieces: Sequence[Any], runs: Sequence[Run]) -> dict[int, list[int]]:
 
 def turns(pieces: Sequence[Any]) -> dict[str, int]:
     """Layers with parameters take turns in being served: the number of each parameter's layer."""
-    filled = [
-        (name, layer)
-        for piece in pieces
-        for name, layer in layers(piece).items()
-        if any(True for _ in layer.parameters())
-    ]
-    return {
-        f"{n}.{p}": k for k, (n, layer) in enumerate(filled) for p, _ in layer.named_parameters()
-    }
+    named = ((n, dict(m.named_parameters())) for one in pieces for n, m in layers(one).items())
+    filled = [(name, own) for name, own in named if own]
+    return {f"{name}.{p}": k for k, (name, own) in enumerate(filled) for p in own}

@@ -5,7 +5,7 @@ averages.
 from __future__ import annotations
 
 import math
-from collections import ChainMap, Counter
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -150,13 +150,14 @@ def repoint(optimizer: Any, before: Mapping[str, Tensor], after: Mapping[str, Te
     names = {id(p): n for n, p in before.items()}
     if all(after.get(n) is p for n, p in before.items()):
         return
-    for group in optimizer.param_groups:
-        each = [after.get(names[id(p)]) if id(p) in names else p for p in group["params"]]
-        group["params"][:] = [p for p in each if p is not None]  # LBFGS keeps this very list
-    for old in [p for p in optimizer.state if id(p) in names]:
-        new, state = after.get(names[id(old)]), optimizer.state.pop(old)
-        if new is not None:
-            optimizer.state[new] = {k: _like(v, old, new) for k, v in state.items()}
+    for one in getattr(optimizer, "each", [optimizer]):
+        for group in one.param_groups:
+            each = [after.get(names[id(p)]) if id(p) in names else p for p in group["params"]]
+            group["params"][:] = [p for p in each if p is not None]  # LBFGS keeps this very list
+        for old in [p for p in one.state if id(p) in names]:
+            new, state = after.get(names[id(old)]), one.state.pop(old)
+            if new is not None:
+                one.state[new] = {k: _like(v, old, new) for k, v in state.items()}
 
 
 def _like(value: Any, old: Tensor, new: Tensor) -> Any:
@@ -182,30 +183,11 @@ class Several:
     def param_groups(self) -> list[dict[str, Any]]:
         return [group for one in self.each for group in one.param_groups]
 
-    @property
-    def state(self) -> _States:
-        return _States([one.state for one in self.each])
-
     def register_step_pre_hook(self, hook: Any) -> Any:
         return _together([one.register_step_pre_hook(hook) for one in self.each])
 
     def register_step_post_hook(self, hook: Any) -> Any:
         return _together([one.register_step_post_hook(hook) for one in self.each])
-
-
-class _States(ChainMap[Any, Any]):
-    """States of several optimizers: a parameter's stays where it was."""
-
-    def __init__(self, each: Sequence[Any]) -> None:
-        super().__init__(*(each or [{}]))
-        self.was = 0
-
-    def pop(self, key: Any, *default: Any) -> Any:
-        self.was = next(k for k, state in enumerate(self.maps) if key in state)
-        return self.maps[self.was].pop(key, *default)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.maps[self.was][key] = value
 
 
 def _together(handles: Sequence[Any]) -> Any:

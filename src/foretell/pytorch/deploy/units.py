@@ -108,7 +108,7 @@ def cut_at(model: Module, rows: Sequence[tuple[str, str]]) -> list[Module]:
     known = layers(model)
     names = [*known, HEAD] if rows[-1][1] == HEAD not in known else [*known]
     spans = [(_found(names, first)[0], _found(names, last)[-1]) for first, last in rows]
-    behind = 0
+    behind, unnamed = 0, list[str]()
     for (first, last), (start, end) in zip(rows, spans, strict=True):
         if start < behind or end < start:
             raise InputError(
@@ -116,9 +116,14 @@ def cut_at(model: Module, rows: Sequence[tuple[str, str]]) -> list[Module]:
                 f"the model has them in another order: {', '.join(known)}",
                 hint="rows name every layer once, in the order of forward",
             )
-        _require_light(known, names[behind:start])
+        unnamed += names[behind:start]
         behind = end + 1
-    _require_light(known, names[behind:])
+    for name in (*unnamed, *names[behind:]):  # a plan need not name what has no matrix
+        if name in known and any(p.dim() > 1 for p in known[name].parameters()):
+            raise InputError(
+                f"the plan's groups have no ranks for layer `{name}`",
+                hint="rows name every layer once, in the order of forward",
+            )
     at, spread = [0, *(start for start, _ in spans[1:])], not isinstance(model, nn.Sequential)
     ends = [*at[1:], len(known)]
     return [_line(known, names[a:b], spread) for a, b in zip(at, ends, strict=True)]
@@ -130,17 +135,6 @@ def _found(names: Sequence[str], wanted: str) -> list[int]:
     if not at:
         raise unknown("layer in the plan's groups", wanted, names)
     return at
-
-
-def _require_light(known: Mapping[str, Module], names: Sequence[str]) -> None:
-    """Raise where a layer that a plan would have to name is not among its rows."""
-    for name in names:
-        heavy = [p for p in known[name].parameters() if p.dim() > 1] if name in known else []
-        if heavy:
-            raise InputError(
-                f"the plan's groups have no ranks for layer `{name}`",
-                hint="rows name every layer once, in the order of forward",
-            )
 
 
 class Line(nn.Sequential):  # type: ignore[misc]
