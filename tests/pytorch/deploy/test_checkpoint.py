@@ -12,10 +12,13 @@ from torch import nn  # noqa: E402
 from foretell.errors import InputError  # noqa: E402
 from foretell.plan import Plan  # noqa: E402
 from foretell.pytorch.deploy import deploy  # noqa: E402
+from foretell.pytorch.deploy.apply import parallelize  # noqa: E402
 from foretell.pytorch.deploy.checkpoint import INDEX, latest, load, parameters, save, whole  # noqa: E402  # noqa: E402
-from foretell.pytorch.deploy.optimizer import gradient_norm  # noqa: E402
+from foretell.pytorch.deploy.optimizer import gradient_norm, total_norm  # noqa: E402
+from foretell.pytorch.deploy.shard import quiet  # noqa: E402
 from tests.pytorch.deploy import zoo  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
+from tests.pytorch.deploy.same import mlp, samples, sgd  # noqa: E402
 
 MODEL, STEPS, CLIP, EMA = "tied", 2, 0.5, 0.9
 PLANS = ["dp=2", "dp=2,zero=1", "dp=2,zero=3", "tp=2", "pp=2,micro_batch=2", "filter=2"]
@@ -97,6 +100,27 @@ def norms():
 def test_the_norm_of_gradients_is_that_of_the_whole_model():
     for found in on_ranks(2, norms):
         assert found == pytest.approx([found[0]] * len(PLANS), rel=1e-5)
+
+
+OWN = ["dp=4", "dp=2,tp=2", "dp=4,zero=3,shard=2", "dp=2,tp=2,zero=3", "dp=4,zero=1"]
+
+
+def own_norms():
+    """Norms of the same gradients in a loop of one's own: both kinds, under every plan."""
+    found = []
+    for text in OWN:
+        model, (x, y) = mlp(), samples()
+        made, _ = parallelize(model, sgd(model), text, device="cpu")
+        at, size = made.foretell.places.at["dp"], made.foretell.plan.dp
+        with quiet():
+            nn.functional.cross_entropy(made(x.chunk(size)[at]), y.chunk(size)[at]).backward()
+        found.append([float(total_norm(made.parameters(), kind)) for kind in (2.0, float("inf"))])
+    return found
+
+
+def test_norms_of_gradients_that_are_split_over_two_axes_are_those_of_one_process():
+    for found in on_ranks(4, own_norms):
+        assert found == [pytest.approx(found[0], rel=1e-5)] * len(OWN)
 
 
 def spoiled(folder):

@@ -70,31 +70,20 @@ def gradient_norm(made: Any) -> Tensor:
 
 def total_norm(parameters: Iterable[Tensor], kind: float = 2.0) -> Tensor:
     """The norm of gradients in a loop of one's own, of which some are split over ranks."""
-    is_most = math.isinf(kind)
-    totals: dict[Any, Tensor] = {}
+    is_most, world, total = math.isinf(kind), dist.get_world_size(), torch.zeros(())
     for parameter in parameters:
         grad, stages = parameter.grad, getattr(parameter, STAGE, None)
-        if grad is None and stages is None:
+        total = total.to(parameter.device)
+        if grad is None or not local(grad).numel():  # another stage has it
             continue
-        one = torch.zeros((), device=parameter.device)
-        if grad is not None and local(grad).numel():  # not where another stage has it
-            part = local(grad).detach().abs().float()
-            one = part.max() if is_most else part.pow(kind).sum()
-        how = (grad.device_mesh, tuple(grad.placements)) if hasattr(grad, "placements") else None
-        before = totals.get((how, stages))
-        both = one if before is None else (max(before, one) if is_most else before + one)
-        totals[how, stages] = both
-    if not totals:
-        return torch.zeros(())
-    op = dist.ReduceOp.MAX if is_most else dist.ReduceOp.SUM
-    for (how, stages), total in totals.items():
-        for dim, one in enumerate(how[1] if how is not None else ()):
-            if one.is_shard():
-                dist.all_reduce(total, op=op, group=how[0].get_group(dim))
-        if stages is not None:
-            dist.all_reduce(total, op=op, group=stages)
-    every = torch.stack(list(totals.values()))
-    return every.max() if is_most else every.sum().pow(1.0 / kind)
+        held = local(grad).detach().abs().float()
+        parts = 1 if stages is None else dist.get_world_size(stages)  # each on as many ranks
+        for dim, one in enumerate(getattr(grad, "placements", ())):
+            parts *= 1 if one.is_replicate() else grad.device_mesh.size(dim)
+        share = held.max() if is_most else held.pow(kind).sum() * (parts / world)
+        total = torch.maximum(total, share) if is_most else total + share
+    dist.all_reduce(total, op=dist.ReduceOp.MAX if is_most else dist.ReduceOp.SUM)
+    return total if is_most else total.pow(1.0 / kind)
 
 
 def clip_norm(
@@ -138,7 +127,9 @@ def _part(parameter: Tensor) -> tuple[int, ...]:
     if not hasattr(parameter, "placements"):
         return ()
     at = parameter.device_mesh.get_coordinate()
-    return tuple(c if p.is_shard() else 0 for c, p in zip(at, parameter.placements, strict=True))
+    return tuple(
+        0 if p.is_replicate() else c for c, p in zip(at, parameter.placements, strict=True)
+    )
 
 
 def repoint(optimizer: Any, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
