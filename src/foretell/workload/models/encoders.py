@@ -68,14 +68,8 @@ class Bert(Spec):
         seq, hidden, heads, drop = self.seq, self.hidden, self.heads, self.dropout
         depth = transformer.depth(hidden, heads)
         options = {"bias": True, "causal": False, "dropout": drop}
-        pieces: list[Piece] = []
-        for piece in transformer.attention(seq, hidden, heads, heads, depth, **options):
-            if piece.name == "qkv":  # a product each
-                names = ("query", "key", "value")
-                pieces += [_column(name, seq, hidden, hidden, heads) for name in names]
-            else:
-                pieces.append(piece)
-        pieces += [
+        pieces: list[Piece] = [
+            *transformer.attention(seq, hidden, heads, heads, depth, apart=True, **options),
             *transformer.residual("residual.attention", seq, hidden, dropout=drop),
             transformer.norm("norm.attention", seq, hidden),
             *transformer.feed_forward(seq, hidden, self.inner or 4 * hidden, bias=True),

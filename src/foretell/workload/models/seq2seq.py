@@ -56,18 +56,19 @@ class Sizes:
     def _attention(self, seq: int, *, causal: bool) -> list[Piece]:
         options = {"bias": self.bias, "causal": causal, "dropout": self.dropout}
         heads = self.heads
-        made = transformer.attention(seq, self.hidden, heads, heads, self.depth, **options)
+        made = transformer.attention(
+            seq, self.hidden, heads, heads, self.depth, apart=self.apart, **options
+        )
         return [own for piece in made for own in self._apart(piece, seq)] if self.apart else made
 
     def _apart(self, piece: Piece, seq: int) -> list[Piece]:
         """Queries, keys and values one by one; the gradients of what they share are added up."""
-        if piece.name == "qkv":
-            wide = self.heads * self.depth
+        if piece.name == "value":
             dims = {"tokens": float(seq), "cols": float(self.hidden)}
             options = {"passes": 0.0, "back": 6.0, "many": 2}
             rows, when = transformer.ROWS, "!fused"
             added = Op("qkv.sum", "pointwise", dims, rows, when=when, options=options)
-            return [*(self._column(name, seq, wide) for name in _QKV), added]
+            return [piece, added]
         if piece.name == "qkv.transpose" and isinstance(piece, Op):
             dims = dict(piece.dims) | {"heads": float(self.heads)}
             return [replace(piece, name=f"{name}.transpose", dims=dims) for name in _QKV]

@@ -129,15 +129,17 @@ def attention(
     *,
     bias: bool,
     out_bias: bool | None = None,
+    apart: bool = False,
     **options: Any,
 ) -> list[Piece]:
-    """Queries, keys and values, the scores, and the way back to the hidden dim.
+    """Queries, keys and values (a product each where `apart`), scores, and back to the hidden dim.
 
     Options: causal, dropout, rotary, windows (→ `foretell.workload.kernels`).
     """
     last = bias if out_bias is None else out_bias
-    wide = depth * (heads + 2 * groups)
     most = groups if groups < heads else heads
+    widths = {"query": heads, "key": groups, "value": groups}
+    widths = widths if apart else {"qkv": heads + 2 * groups}
     split = {"tp": "heads", "cp": "queries"}
     dims = {"heads": heads, "queries": seq, "keys": seq, "depth": depth}
     share = groups / heads
@@ -146,7 +148,7 @@ def attention(
     gathered = {"tokens": seq, "hidden": 2 * groups * depth}
     return [
         *enter("enter.attention", seq, hidden),
-        column("qkv", seq, hidden, wide, bias=bias, most=most),
+        *(column(n, seq, hidden, depth * h, bias=bias, most=most) for n, h in widths.items()),
         *_rotary(seq, heads + groups, depth, bool(options.get("rotary"))),
         _moved("qkv.transpose", seq, heads + 2 * groups, depth),
         Exchange("keys", "cp", "all_gather", "reduce_scatter", gathered, {"tp": "hidden"}),
