@@ -248,15 +248,15 @@ def _compiles(plan: Plan) -> bool:
 
 
 def _odd_experts(plan: Plan) -> list[str]:
-    """What cannot be beside experts that are split over data-parallel ranks."""
+    """What cannot be beside experts that data-parallel ranks share."""
     if plan.ep == 1:
         return []
-    wide = [f"{a}={n}" for a, n in plan.degrees().items() if n > 1 and a != "dp"]
-    wide += [f for f in ("sync", "buckets", "stages", "groups", "regions") if getattr(plan, f)]
-    wide += [f"zero={plan.zero}"] if plan.zero else []
+    wide = [f"{a}={n}" for a, n in plan.degrees().items() if n > 1 and a not in ("dp", "pp")]
+    wide += [f for f in ("sync", "stages", "groups", "regions") if getattr(plan, f)]
     wide += ["uneven shares"] if len(set(plan.shares)) > 1 else []
     wide += ["compile"] if _compiles(plan) else []
-    found = [f"ep={plan.ep} beside {word}: experts are split over dp alone" for word in wide]
+    why = "experts are shared by ranks of dp, beside pp and zero alone"
+    found = [f"ep={plan.ep} beside {word}: {why}" for word in wide]
     if plan.dp % plan.ep:
         found.append(f"ep={plan.ep} does not divide dp={plan.dp}, whose ranks share the experts")
     return found

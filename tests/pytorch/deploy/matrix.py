@@ -36,7 +36,8 @@ PLANS = {
         f"pp=2,chunks=2,schedule=actions,actions={ROW}/{ROW}",
         "pp=2,chunks=2,actions=0F0+3F0+3B0+0B0+0F1+3F1+3B1+0B1/1F0+2F0+2B0+1B0+1F1+2F1+2B1+1B1",
         "pp=2,actions=F0+I0+F1+I1+W0+W1/F0+I0+W0+F1+I1+W1",
-        "filter=2", "channel=2", "spatial=2", "ep=2,dp=2", "dp=2,dtype=bf16", "dp=2,dtype=fp8",
+        "filter=2", "channel=2", "spatial=2", "ep=2,dp=2", "ep=2,dp=2,zero=1",
+        "ep=2,dp=2,zero=3,micro_batch=2", "ep=2,dp=2,bucket_mb=0.0001", "dp=2,dtype=bf16", "dp=2,dtype=fp8",
         "dp=2,grad_dtype=bf16", "pp=2,micro_batch=2,dtype=fp16",
         "groups=@+all-reduce+0:5+1:3/@+all-reduce+1:8,micro_batch=4",
         "groups=@+factors+0:4+1:4/@+factors+1:5+0:3",
@@ -51,7 +52,8 @@ PLANS = {
         "dp=2,pp=2,micro_batch=2,shares=2+6,zero=2", "dp=2,pp=2,micro_batch=2,shares=6+2,zero=3",
         "tp=2,pp=2,micro_batch=2", "tp=2,pp=2",
         "tp=2,pp=2,micro_batch=2,sp=yes", "dp=2,cp=2", "dp=2,cp=2,zero=3", "cp=2,tp=2", "cp=2,pp=2",
-        "cp=2,tp=2,sp=yes", "dp=4,zero=3,shard=2", "dp=4,zero=1", "dp=2,filter=2", "dp=2,channel=2",
+        "cp=2,tp=2,sp=yes", "ep=2,dp=2,pp=2,micro_batch=2", "ep=2,dp=4,zero=2,shard=2",
+        "ep=2,dp=2,pp=2,micro_batch=2,zero=3", "ep=4,dp=4,zero=3", "dp=4,zero=3,shard=2", "dp=4,zero=1", "dp=2,filter=2", "dp=2,channel=2",
         "dp=2,spatial=2", "pp=4,micro_batch=2", "dp=2,spatial=2,zero=1",
         "dp=2,pp=2,micro_batch=2,recompute=full", "dp=2,cp=2,recompute=full,micro_batch=2",
         "dp=2,tp=2,recompute=full,zero=3", "dp=2,tp=2,placement=3+1+0+2,zero=1",
@@ -109,9 +111,9 @@ def _drawn_degrees(name, size, draw):
     while left > 1:
         axis, n = draw.choice(AXES), draw.choice([f for f in (2, 4) if left % f == 0])
         degrees[axis] = degrees.get(axis, 1) * n
-        left //= n if axis != "ep" else 1
-        if axis == "ep":
-            degrees["dp"] = degrees.get("dp", 1)
+        left //= n
+        if axis == "ep":  # among data-parallel ranks
+            degrees["dp"] = degrees.get("dp", 1) * n
     words = {axis: str(n) for axis, n in degrees.items()}
     for one in draw.sample(BESIDE, draw.choice((1, 2, 2, 3))):
         if one == "placement":

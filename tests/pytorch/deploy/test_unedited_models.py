@@ -11,7 +11,7 @@ from tests.pytorch.deploy.unedited_models import MODELS
 
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
 SPLITS = ("tp=2", "tp=2,sp=yes", "cp=2", "dp=2,tp=2,sp=yes", "cp=2,tp=2", "dp=2,tp=2,zero=2")
-EXPERTS = ("dp=2,ep=2", "dp=4,ep=2")
+EXPERTS = ("dp=2,ep=2", "dp=4,ep=2", "dp=2,ep=2,zero=3", "dp=2,ep=2,pp=2,micro_batch=2,zero=1")
 PIPELINES = ("pp=2,micro_batch=2", "pp=4,micro_batch=4,schedule=gpipe", "dp=2,pp=2,micro_batch=2")
 PIPELINES += ("pp=2,micro_batch=2,schedule=interleaved,chunks=2", "pp=2,tp=2,micro_batch=4")
 OWN = ("grouped", "tied", "packed", "routed")
@@ -32,7 +32,7 @@ REFUSED = {
     ("lstm", "pp=2"): "for 2 stages",
     ("grouped", "cp=2,pp=2,micro_batch=4"): "no block of Grouped",
     ("grouped", "dp=2,ep=2"): "holds a matrix for each expert",
-    ("routed", "dp=4,ep=4,shares=2+2+2+2,zero=2"): "beside zero=2",
+    ("routed", "dp=2,ep=2,shares=6+2"): "beside uneven shares",
     # beside a pipeline only nn.Linear is split; GPT-2 has Conv1D of its own
     ("hf-gpt2", "pp=2,tp=2,micro_batch=4"): "no layer of GPT2LMHeadModel is known to split",
 }

@@ -64,7 +64,8 @@ class GroupedBlock(nn.Module):
         y = self.first(x)
         q, k, v = (f(y).view(b, t, -1, WIDE // HEADS) for f in (self.query, self.key, self.value))
         q, k = (z.transpose(1, 2) for z in (q, k))
-        q, k = (z * angles.cos() + turned(z) * angles.sin() for z in (q, k))
+        cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)  # under FSDP in short formats
+        q, k = (z * cos + turned(z) * sin for z in (q, k))
         k, v = (z.repeat_interleave(2, 1) for z in (k, v.transpose(1, 2)))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         x = x + self.merge(y.transpose(1, 2).reshape(b, t, -1))
@@ -95,7 +96,8 @@ class ManyExperts(nn.Module):
         for expert in range(self.count):
             token, place = torch.where(index == expert)
             y = F.linear(F.silu(F.linear(x[token], self.up[expert])), self.down[expert])
-            found.index_add_(0, token, y * weights[token, place, None])
+            y = y * weights[token, place, None]
+            found.index_add_(0, token, y.to(x.dtype))  # under autocast
         return found
 
 

@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.pytorch.deploy.unedited_models import routed
+
 BATCH, WORDS, LONG, WIDE = 8, 12, 8, 8
 
 
@@ -536,6 +538,7 @@ MODELS = {
     "cnn": (cnn, pictures, None),
     "lstm": (Lstm, tokens, None),
     "moe": (moe, vectors, None),
+    "routed": (routed, next_tokens, words_loss),
     "vit": (Vit, pictures, None),
     "tied": (tied_sequential, next_tokens, words_loss),
     "frozen": (frozen, vectors, None),

@@ -517,6 +517,7 @@ def _across(made: Deployed, inputs: tuple[Any, ...] | None) -> None:
             is_first = dist.get_rank() == 0
             mine = fsdp.always_called(made.model, inputs) if is_first else None
             options["in_units"] = said_by(0, mine)
+        options["apart"] = {p for n, p in made.model.named_parameters() if n in made.apart}
         for module in stages:
             fsdp.shard(module, places.sharding(), **options)
         group, _ = places.copies()

@@ -184,6 +184,7 @@ def one_more(group: Any) -> Any:
 
 IMAGE = ("height", "width", "depth")
 HYBRID = ("dp_replicate", "dp_shard")  # axes of copies and of parts
+EXPERTS = ("copies", "ep")
 _COPIES = ("dp", "cp")  # axes along which parameters are the same
 
 
@@ -361,10 +362,9 @@ class Places:
 
     def expert_mesh(self) -> Any:
         """Copies × parts of the experts: neighbours among data-parallel ranks share them."""
-        ranks = torch.tensor(placed(self.plan) or range(self.plan.ranks), device="cpu")
-        shape = (self.plan.dp // self.plan.ep, self.plan.ep)
-        grid = ranks.reshape(shape).sort(1).values  # as torch numbers the ranks of a group
-        return DeviceMesh(self.device, grid, mesh_dim_names=("copies", "ep"))
+        shape = (self.plan.pp, self.plan.dp // self.plan.ep, self.plan.ep)
+        grid = self._ranks.reshape(shape).sort(2).values  # as torch numbers the ranks of a group
+        return DeviceMesh(self.device, grid, mesh_dim_names=("pp", *EXPERTS))[EXPERTS]
 
     def image_group(self) -> Any:
         """The ranks that hold parts of the same image; they are neighbours in number."""

@@ -150,8 +150,11 @@ class Dispatched:
         return torch.zeros_like(tokens).index_add(0, each[order], back.to(tokens.dtype))
 
     def _compute(self, tokens: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        # gradients come from the tokens of every rank of the group, and the mean is wanted
-        own = {n: times(p.to_local(), 1 / self.size) for n, p in self.module.named_parameters()}
+        # gradients come from the tokens of every rank of the group, and the mean is wanted; FSDP,
+        # which leaves experts out, may have tokens in a shorter format
+        share = 1 / self.size
+        named = self.module.named_parameters()
+        own = {n: times(p.to_local(), share).to(tokens.dtype) for n, p in named}
         return _called(self.module, self.own, own, (tokens, index, weights))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,19 +44,20 @@ def shard(
     reduce_dtype: Any = None,  # of gradients on the wire
     offload: bool = False,
     in_units: bool = True,  # every unit is always called
+    apart: Collection[Any] = (),  # parameters that ranks share in another way
 ) -> Any:
     """Shard each unit and then what is left of the model, over one axis or copies × parts.
 
     Units that ranks may or may not call (experts) are not gathered one by one: ranks would wait for
-    each other.
+    each other. FSDP cannot cut parameters without dimensions.
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
     options: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": not keep,
         "mp_policy": policy,
-        "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
-        "ignored_params": {p for p in model.parameters() if not p.dim()},  # which FSDP cannot cut
+        "offload_policy": _on_host() if offload else OffloadPolicy(),
+        "ignored_params": {p for p in model.parameters() if not p.dim()} | set(apart),
     }
     for parameter in model.parameters():
         if not parameter.is_contiguous():  # channels last, which FSDP does not take
@@ -68,6 +69,11 @@ def shard(
         if unit is not model and not any(id(p) in tied for p in unit.parameters()):
             fully_shard(unit, **options)  # what is tied to other units is left to the whole
     return fully_shard(model, **options)
+
+
+def _on_host() -> CPUOffloadPolicy:
+    """Optimizer state in host memory, pinned where a GPU reads it."""
+    return CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
 
 
 def fills_parts(plan: Plan) -> bool:
