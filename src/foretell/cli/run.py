@@ -9,7 +9,16 @@ from typing import Any
 import click
 
 from foretell.cli.arguments import ScriptCommand, module_option, show_option
-from foretell.cli.output import FILE, answer, json_option, say, terminated_as_stopped, working
+from foretell.cli.output import (
+    FILE,
+    answer,
+    is_for_programs,
+    is_quiet,
+    json_option,
+    say,
+    terminated_as_stopped,
+    working,
+)
 from foretell.errors import InputError
 from foretell.pytorch.deploy import many_nodes
 
@@ -103,9 +112,9 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
         foretell run --plan best.plan -m package.train
 
     Every rank runs the script, and its models compute on the rank's share of each batch: losses and
-    checkpoints are those of `python train.py`. A script that only defines model() and
-    batch(rank, size), and optionally loss(output, target) and optimizer(parameters), is trained
-    for a few steps, under any plan.
+    checkpoints are those of `python train.py`; what the first rank prints goes to stderr. A script
+    that only defines model() and batch(rank, size), and optionally loss(output, target) and
+    optimizer(parameters), is trained for a few steps, under any plan.
     """
     from foretell.api.step import is_script
     from foretell.plan import read
@@ -157,7 +166,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
             restarts=options["restarts"],
             rendezvous=options["rendezvous"],
             progress=tell,
-            show=options["show"],
+            show=options["show"] or (is_whole and not is_quiet() and not is_for_programs()),
         )
     summary = _summary(found, str(plan), options["predicted_ms"])
     if not many_nodes.is_first_node():

@@ -37,6 +37,9 @@ from foretell.pytorch.deploy.deferred import deferred_of
 
 Tensor = Any
 Map = Callable[[Tensor], Tensor]
+# torch 2.13 renamed them and warns of the older names
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 SPLIT = "foretell_split"  # attribute of a parameter of which this rank has a part: a `Split`
 Shared = Sequence[tuple[Tensor, tuple[int, ...]]]  # a parameter, and the ranks that hold it
 

@@ -33,6 +33,7 @@ from foretell.pytorch import timed
 from foretell.pytorch.capture import capture
 from foretell.pytorch.deploy import host_pace
 from foretell.pytorch.deploy.batch_norm import norms
+from foretell.pytorch.deploy.collective import all_gather, reduce_scatter
 from foretell.pytorch.deploy.deferred import with_memory
 from foretell.pytorch.deploy.dry_run import DryRun, Role, dry_run
 from foretell.pytorch.deploy.machine import (
@@ -553,11 +554,11 @@ def _passed(size: int) -> float:
 
 
 def _reduce_scatter(tensor: Tensor, ranks: int, group: Any) -> None:
-    dist.reduce_scatter_tensor(tensor[: len(tensor) // ranks].clone(), tensor, group=group)
+    reduce_scatter(tensor[: len(tensor) // ranks].clone(), tensor, group=group)
 
 
 def _all_gather(tensor: Tensor, ranks: int, group: Any) -> None:
-    dist.all_gather_into_tensor(tensor, tensor[: len(tensor) // ranks].clone(), group=group)
+    all_gather(tensor, tensor[: len(tensor) // ranks].clone(), group=group)
 
 
 _OPS = {

@@ -46,12 +46,11 @@ from foretell.pytorch.deploy.buckets import (
     local,
     share_buffers,
 )
+from foretell.pytorch.deploy.collective import all_gather
 
 Tensor = Any
 Module = Any
-
-# torch 2.13 renamed it and warns of the older name
-_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_gather = all_gather
 
 
 class Factors:

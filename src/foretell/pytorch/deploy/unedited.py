@@ -59,6 +59,8 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DATA = os.path.join(_TORCH, "utils", "data") + os.sep  # samplers ask for the script
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 _WRITES = set("wax+")
+_FLAT = ("all_gather_into_tensor", "reduce_scatter_tensor")
+_FLAT += ("all_gather_single", "reduce_scatter_single")  # their names since torch 2.13
 
 
 class AsOne(OneRank):
@@ -125,7 +127,7 @@ def one_rank() -> Iterator[None]:
         **dict.fromkeys(("all_reduce", "broadcast", "reduce"), _nothing),
         **dict.fromkeys(("broadcast_object_list", "send", "recv"), _nothing),
         **dict.fromkeys(("all_gather", "all_gather_object", "gather"), _to_first),
-        **dict.fromkeys(("all_gather_into_tensor", "reduce_scatter_tensor"), _copied),
+        **dict.fromkeys((name for name in _FLAT if hasattr(dist, name)), _copied),
         "gather_object": lambda one, every=None, *_, **__: _to_first(every or [], one),
         "init_device_mesh": _Mesh,
     }
