@@ -128,6 +128,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
     is_whole = is_script(script, options["is_module"])
     if args and not is_whole:
         raise InputError(f"`{script}` describes a step, and takes no arguments: {args[0]}")
+    _check_checkpoints(script, is_whole, options)
     if _started_elsewhere(script, args, plan, options):
         return
     request = Asked(
@@ -147,6 +148,29 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
         args=args,
         is_module=options["is_module"],
     )
+    with terminated_as_stopped(), working("running") as tell:
+        found = (train if is_whole else launch)(
+            request,
+            ranks=options["ranks"] or 0,
+            folder=options["output"],
+            nodes=nodes,
+            restarts=options["restarts"],
+            rendezvous=options["rendezvous"],
+            progress=tell,
+            say=say,
+            show=options["show"] or (is_whole and not is_quiet() and not is_for_programs()),
+        )
+    summary = _summary(found, str(plan), options["predicted_ms"])
+    if not many_nodes.is_first_node():
+        return
+    answer(summary, options["as_json"], _text)
+    for note in summary["notes"]:
+        say(note)
+    say(f"written: {found['folder']}")
+
+
+def _check_checkpoints(script: str, is_whole: bool, options: dict[str, Any]) -> None:
+    """Raise where checkpoints are the script's own, or there are none to restart from."""
     if is_whole and options["checkpoint"] is not None:
         raise InputError(
             f"--checkpoint: `{script}` has a loop of its own, which writes its own checkpoints",
@@ -157,24 +181,6 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
             "--restarts without --checkpoint: there is nothing to go on from",
             hint="add --checkpoint FOLDER --every N",
         )
-    with terminated_as_stopped(), working("running") as tell:
-        found = (train if is_whole else launch)(
-            request,
-            ranks=options["ranks"] or 0,
-            folder=options["output"],
-            nodes=nodes,
-            restarts=options["restarts"],
-            rendezvous=options["rendezvous"],
-            progress=tell,
-            show=options["show"] or (is_whole and not is_quiet() and not is_for_programs()),
-        )
-    summary = _summary(found, str(plan), options["predicted_ms"])
-    if not many_nodes.is_first_node():
-        return
-    answer(summary, options["as_json"], _text)
-    for note in summary["notes"]:
-        say(note)
-    say(f"written: {found['folder']}")
 
 
 def _started_elsewhere(
@@ -195,7 +201,8 @@ def _started_elsewhere(
         )
     words = _words(script, args, options)
     if write is not None:
-        write_text(write, many_nodes.job_file(write, words, nodes, plan.ranks // nodes))
+        gpus = 0 if options["device"] == "cpu" else plan.ranks // nodes
+        write_text(write, many_nodes.job_file(write, words, nodes, gpus))
         say(f"written: {write}")
     elif options["on_ray"] is not None:
         address = "" if options["on_ray"] == "auto" else options["on_ray"]

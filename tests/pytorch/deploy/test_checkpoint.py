@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -136,6 +137,24 @@ def spoiled(folder):
         told.append(error.value.message)
     (path / INDEX).unlink()
     return told, latest(Path(folder))
+
+
+def test_a_checkpoint_that_cannot_be_written_says_why_and_which_is_whole(tmp_path, monkeypatch):
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    from foretell.pytorch.deploy import checkpoint
+
+    def full(*_, **__):
+        raise CheckpointException("", {1: (OSError(28, "No space left on device"), None)})
+
+    (tmp_path / "step-2").mkdir()
+    (tmp_path / "step-2" / checkpoint.INDEX).write_text("{}")
+    monkeypatch.setattr(checkpoint.dcp, "save", full)
+    made = SimpleNamespace(whole=None, plan="dp=2", here={}, pipeline=None, ema=None)
+    made.model = torch.nn.Identity()
+    with pytest.raises(InputError, match="No space left on device") as error:
+        checkpoint.save(made, tmp_path, 4)
+    assert "step-2 is whole" in error.value.hint
 
 
 def test_a_checkpoint_that_is_none(tmp_path):

@@ -112,6 +112,21 @@ def test_jobs_are_written(slurm):
     assert not (slurm / "calls").exists()
 
 
+@pytest.mark.parametrize("name", ["job.sbatch", "job.yaml"])
+def test_a_job_on_hosts_asks_for_no_gpus(slurm, name):
+    options = ["--plan", "dp=2", "--device", "cpu", "--write", str(slurm / name)]
+    assert CliRunner().invoke(command, [*options, str(slurm / "train.py")]).exit_code == 0
+    assert "gpu" not in (slurm / name).read_text()
+
+
+def test_a_job_that_would_be_refused_is_not_written(slurm):
+    (slurm / "whole.py").write_text("print('a loop of its own')\n")
+    options = ["--plan", "dp=2", "--checkpoint", "kept", "--write", str(slurm / "job.yaml")]
+    done = CliRunner().invoke(command, [*options, str(slurm / "whole.py")])
+    assert "writes its own checkpoints" in str(done.exception)
+    assert not (slurm / "job.yaml").exists()
+
+
 def test_a_job_of_no_known_kind(slurm):
     options = ["--plan", "dp=2", "--write", str(slurm / "job.txt"), str(slurm / "train.py")]
     done = CliRunner().invoke(command, options)

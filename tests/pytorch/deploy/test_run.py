@@ -520,6 +520,18 @@ def test_a_killed_rank_and_its_run_go_on(script):
     assert alive(script.parent / "out") == []
 
 
+def test_what_a_rank_prints_is_shown_up_to_its_traceback(tmp_path, capsys):
+    log = tmp_path / "rank-0.log"
+    shown = launcher._Shown(log)
+    log.write_text("epoch 0\n")
+    shown.read()
+    log.write_text(f"epoch 0\nepoch 1\n{run_files.ENDED}\nTraceback (most recent call last):\n")
+    shown.read()
+    log.write_text(log.read_text() + "ValueError\n")
+    shown.read()
+    assert capsys.readouterr().err == "epoch 0\nepoch 1\n"
+
+
 def test_a_slow_rank_is_named():
     from foretell.cli.run import _slow_ranks
 

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -44,11 +45,25 @@ _FORMAT = 1
 def save(made: Any, folder: Path, step: int, **notes: Any) -> Path:
     """Write everything that training goes on from; called on every rank."""
     path = folder / f"step-{step}"
-    path.mkdir(parents=True, exist_ok=True)
     notes = {"format": _FORMAT, "step": step, "plan": str(made.whole or made.plan)} | notes
-    dcp.save(dict(_saved(made)), storage_writer=_Writer(path, notes))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        dcp.save(dict(_saved(made)), storage_writer=_Writer(path, notes))
+    except CheckpointException as error:  # the same on all ranks
+        raise _unwritten(path, next(why for why, _ in error.failures.values())) from None
+    except OSError as error:
+        raise _unwritten(path, error) from None
     dist.barrier()
     return path
+
+
+def _unwritten(path: Path, why: BaseException) -> InputError:
+    before = latest(path.parent)
+    hint = f"; {before.name} is whole, and --resume goes on from it" if before else ""
+    return InputError(
+        f"the checkpoint `{path}` cannot be written: {str(why).splitlines()[0]}",
+        hint=f"make room, or name another folder with --checkpoint{hint}",
+    )
 
 
 def load(made: Any, path: Path) -> dict[str, Any]:

@@ -67,13 +67,18 @@ class RankFailure(InputError):
     """A rank failed, died or hung in the middle: the same run, started again, may end well."""
 
 
-def launch(asked: Asked, *, restarts: int = 0, **options: Any) -> dict[str, Any]:
+def launch(
+    asked: Asked,
+    *,
+    restarts: int = 0,
+    say: Callable[[str], None] = lambda words: None,
+    **options: Any,
+) -> dict[str, Any]:
     """Run a plan, again after a failure of a rank while there are restarts left.
 
     The options are those of `launch_once`; from the second time on the run goes on from its last
     checkpoint, where it writes any.
     """
-    tell = options.get("progress", lambda words, share: None)
     until = _steps_kept(asked) + asked.warmup + asked.steps
     for again in range(restarts + 1):
         try:
@@ -82,7 +87,7 @@ def launch(asked: Asked, *, restarts: int = 0, **options: Any) -> dict[str, Any]
         except RankFailure as error:
             if again == restarts:
                 raise
-            tell(f"restart {again + 1} of {restarts}: {error.message.splitlines()[0]}", None)
+            say(f"restart {again + 1} of {restarts}: {error.message.splitlines()[0]}")
             if asked.checkpoint:
                 asked = replace(asked, resume=True, until=until)
     raise AssertionError  # the last turn returns or raises
@@ -269,7 +274,7 @@ def _check(plan: Plan, asked: Asked, ranks: int, nodes: int, rendezvous: str) ->
 
 
 class _Shown:
-    """Forwards what a rank prints, as it comes."""
+    """Forwards what a rank prints, as it comes, up to a traceback, which the log keeps."""
 
     def __init__(self, path: Path | None) -> None:
         self.path, self.at = path, 0
@@ -288,7 +293,9 @@ class _Shown:
             file.seek(self.at)
             new = file.read()
         self.at += len(new)
-        sys.stderr.write(new.decode(errors="replace"))
+        text, mark, _ = new.decode(errors="replace").partition(f"{run_files.ENDED}\n")
+        self.path = None if mark else self.path
+        sys.stderr.write(text)
         sys.stderr.flush()
 
 
@@ -413,9 +420,10 @@ def _failure(
     if own:
         rank = min(own, key=lambda r: own[r]["time"])
         return _said(rank, own[rank], folder)
-    if silent and _is_full(folder):
+    if not errors and _is_full(folder):
+        what = f"rank {silent[0]} ended in {states[silent[0]].phase}" if silent else "the run ended"
         return InputError(
-            f"rank {silent[0]} ended in {states[silent[0]].phase}: the disk of `{folder}` is full",
+            f"{what}: the disk of `{folder}` is full",
             hint="make room, or name another folder with -o",
         )
     if silent:
@@ -484,7 +492,8 @@ def _hang(states: dict[int, State], ranks: int, timeout: float, folder: Path) ->
     if unseen:
         return InputError(
             f"rank {', '.join(map(str, unseen))} did not begin within {timeout:g} s",
-            hint=f"see {folder}/launch.log; on several nodes, start `foretell run` on each",
+            hint=f"see {folder}/launch.log; on several nodes, start `foretell run` on each, with a "
+            "port of --rendezvous that nothing else listens on",
         )
     now = time.time()
     stale = [r for r, s in states.items() if now - s.seen > _STALE and s.phase != "done"]

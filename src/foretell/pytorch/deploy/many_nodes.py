@@ -24,6 +24,11 @@ from foretell.errors import InputError
 
 PORT = 29400  # torchrun's own
 KINDS = (".sbatch", ".yaml")
+_GPUS = """\
+                resources:
+                  limits:
+                    nvidia.com/gpu: {gpus}
+"""
 _RANGE = re.compile(r"(\d+)-(\d+)")
 
 
@@ -129,34 +134,35 @@ def _started(command: list[str], env: dict[str, str], where: str) -> tuple[int, 
     return done.returncode, done.stdout, done.stderr
 
 
-def job_file(path: Path, words: Sequence[str], nodes: int, ranks: int) -> str:
-    """The text of a file that starts the run on a cluster, by its ending."""
+def job_file(path: Path, words: Sequence[str], nodes: int, gpus: int) -> str:
+    """The text of a file that starts the run on a cluster, by its ending; `gpus` of each node."""
     if path.suffix not in KINDS:
         raise InputError(
             f"`{path.name}` is neither a batch script nor a manifest",
             hint="end it with .sbatch (Slurm) or .yaml (Kubernetes)",
         )
-    return (_sbatch if path.suffix == ".sbatch" else _jobset)(words, nodes, ranks)
+    return (_sbatch if path.suffix == ".sbatch" else _jobset)(words, nodes, gpus)
 
 
-def _sbatch(words: Sequence[str], nodes: int, ranks: int) -> str:
+def _sbatch(words: Sequence[str], nodes: int, gpus: int) -> str:
+    wanted = f"#SBATCH --gpus-per-node={gpus}\n" if gpus else ""
     command = shlex.join(["foretell", "run", f"--nodes={nodes}", *words])
     return f"""#!/bin/bash
 #SBATCH --job-name=foretell
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={ranks}
-#SBATCH --exclusive
+{wanted}#SBATCH --exclusive
 
 # inside the allocation foretell starts itself on every node with srun
 {command}
 """
 
 
-def _jobset(words: Sequence[str], nodes: int, ranks: int) -> str:
+def _jobset(words: Sequence[str], nodes: int, gpus: int) -> str:
     name, role = "foretell", "node"
     meet = f"{name}-{role}-0-0.{name}:{PORT}"
     command = ["foretell", "run", f"--nodes={nodes}", f"--rendezvous={meet}", *words]
+    wanted = _GPUS.format(gpus=gpus) if gpus else ""
     listed = "\n".join(f"                - {_quoted(word)}" for word in command)
     return f"""apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
@@ -184,10 +190,7 @@ spec:
                 image: IMAGE  # with foretell, torch and the script
                 command:
 {listed}
-                resources:
-                  limits:
-                    nvidia.com/gpu: {ranks}
-"""
+{wanted}"""
 
 
 def _quoted(word: str) -> str:

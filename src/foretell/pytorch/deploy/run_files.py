@@ -33,6 +33,7 @@ import msgspec
 from foretell.errors import InputError
 from foretell.io import write_text
 
+ENDED = "foretell: this rank has failed"  # in its log, before the traceback
 BEFORE = ("starting", "model", "deploy", "verify", "predict")  # phases before the first step
 _TRIES, _SOON = 5, 1e-3  # times a file is read, and seconds between
 

@@ -32,6 +32,7 @@ _BEAT = 0.5  # seconds between signs of life
 _NOTED = 5  # more steps at most, to see what one is spent on
 _TALK = os.path.join("torch", "distributed")
 _OURS = str(Path(__file__).parent)
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", str(Path(__file__).parents[1]), "<frozen")
 
 
 class Heartbeat:
@@ -86,6 +87,7 @@ def main(folder: Path) -> None:
 def failed(folder: Path, rank: int, error: BaseException, phase: str) -> NoReturn:
     """Say why this rank ends, and end it: peers may be inside a collective."""
     try:
+        print(run_files.ENDED, file=sys.stderr)
         traceback.print_exception(error)
         sys.stderr.flush()
         run_files.write(folder / f"rank-{rank}.error.json", _failure(error, phase))
@@ -506,7 +508,8 @@ def _optimizer(script: ModuleType, plan: Plan, model: Any) -> Any:
 def _failure(error: BaseException, phase: str) -> dict[str, Any]:
     """A failure in the form that the launcher reads."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if f"{os.sep}site-packages{os.sep}" not in f.filename] or list(frames)
+    own = [f for f in frames if not any(place in f.filename for place in _LIBRARIES)]
+    own = own or list(frames)
     text = str(error).strip()
     words = ("gloo", "nccl", "connection", "process group", "timed out", "socket")
     kinds = {kind.__name__ for kind in type(error).__mro__}  # DistError: torch.distributed's own
