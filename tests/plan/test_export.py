@@ -60,9 +60,13 @@ TRAINING = {
     *("mixed_precision_param", "mixed_precision_reduce", "gc_freq", "gc_debug"),
 }
 LENGTH = 2048
+# what torchtitan 0.3.0, the one in the registry, has in place of three of them
+PARALLELISM_0_3 = (PARALLELISM - {"num_pp_microbatches"}) | {"pipeline_parallel_microbatch_size"}
+TRAINING_0_3 = {n for n in TRAINING if not n.startswith("num_")} - {"max_context_length"}
+TRAINING_0_3 |= {"local_batch_size", "global_batch_size", "seq_len"}
 
 
-def titan(files):
+def titan(files, fields=(PARALLELISM, TRAINING)):
     """What the written module makes of a configuration that has torchtitan's fields alone."""
 
     class Section(SimpleNamespace):
@@ -71,13 +75,30 @@ def titan(files):
             super().__setattr__(name, value)
 
     ours = SimpleNamespace(parallelism=Section(), training=Section(), compile=SimpleNamespace())
-    ours.parallelism.__dict__["known"], ours.training.__dict__["known"] = PARALLELISM, TRAINING
-    ours.training.max_context_length = LENGTH
+    ours.parallelism.__dict__["known"], ours.training.__dict__["known"] = fields
+    name = "max_context_length" if "max_context_length" in fields[1] else "local_batch_size"
+    setattr(ours.training, name, LENGTH)
     text = files["torchtitan_plan.py"]
     lines = [line for line in text.splitlines() if not line.startswith("from torchtitan")]
     kinds = {n: SimpleNamespace(Config=lambda n=n: n) for n in ("FullAC", "SelectiveAC")}
     exec(compile("\n".join(lines), "torchtitan_plan.py", "exec"), kinds)
     return kinds["with_plan"](ours)
+
+
+@pytest.mark.parametrize(
+    ("text", "here", "part"),
+    [
+        ("dp=8,zero=3,micro_batch=2,global_batch=64,precision=bf16-mixed,compile=yes", 2, None),
+        ("dp=2,pp=4,micro_batch=2,global_batch=64", 32, 2),
+        ("pp=2,actions=F0+F1+B0+B1/F0+B0+F1+B1", 2, 1),
+    ],
+)
+def test_torchtitan_of_the_registry_counts_samples(text, here, part):
+    files = export(plan(text), "torchtitan")
+    found = titan(files, (PARALLELISM_0_3, TRAINING_0_3))
+    assert found.training.local_batch_size == here
+    assert getattr(found.parallelism, "pipeline_parallel_microbatch_size", None) == part
+    assert getattr(found.training, "global_batch_size", 0) == plan(text).global_batch
 
 
 def test_torchtitan_gets_a_schedule_file():
@@ -128,14 +149,17 @@ def test_megatron_comes_back(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["dp=8,zero=3,micro_batch=2,global_batch=64,dtype=bf16,bucket_mb=8", "dp=2,zero=2,offload=yes"],
+    [
+        "dp=8,zero=3,micro_batch=2,global_batch=64,dtype=bf16,bucket_mb=8",
+        "dp=2,zero=2,offload=yes,micro_batch=1",
+    ],
 )
 def test_deepspeed_comes_back(text):
     wanted = plan(text)
     files = export(wanted, "deepspeed")
     found = json.loads(files["deepspeed.json"])
     assert found["zero_optimization"]["stage"] == wanted.zero
-    assert found.get("gradient_accumulation_steps", 4) == 4
+    assert found["gradient_accumulation_steps"] == (4 if wanted.global_batch else 1)
     assert read_deepspeed(files["deepspeed.json"], wanted.dp) == wanted.but(optimizer="adam")
 
 
@@ -159,9 +183,10 @@ def test_snippets_are_python():
         ("torchtitan", "spatial=2", "no words for `spatial`"),
         ("torchtitan", "dp=2,zero=1", "no zero=1"),
         ("torchtitan", "dp=2,placement=1+0", "no words for `placement`"),
-        ("torchtitan", "dp=2,optimizer=sgd", "no words for `optimizer`"),
+        ("torchtitan", "dp=2,optimizer=sgd", "with AdamW, not sgd"),
         ("torchtitan", "pp=2,chunks=4,schedule=interleaved", "two chunks a rank"),
-        ("deepspeed", "dp=2,dtype=tf32", "no word for dtype=tf32"),
+        ("deepspeed", "dp=2,micro_batch=1,dtype=tf32", "no word for the plan's tf32"),
+        ("deepspeed", "dp=2", "has to say a batch"),
         ("megatron", "dp=2,zero=3", "not Megatron's distributed optimizer"),
         ("megatron", "pp=2,schedule=gpipe", "not gpipe"),
         ("megatron", "dp=2,buckets=a+b", "no words for `buckets`"),
@@ -185,7 +210,8 @@ def test_micro_batches_reach_plain_pytorch():
 
 def test_every_export_takes_plain_data_parallel():
     for to in EXPORTS:
-        files = export(plan("dp=4,zero=3" if to in ("fsdp2", "torchtitan") else "dp=4"), to)
+        kind = "zero=3" if to in ("fsdp2", "torchtitan") else "zero=0"
+        files = export(plan(f"dp=4,micro_batch=2,{kind}"), to)
         assert files
         assert all(text.strip() for text in files.values())
 
@@ -193,7 +219,9 @@ def test_every_export_takes_plain_data_parallel():
 def test_the_command(tmp_path):
     done = CliRunner().invoke(command, ["pp=2,actions=F0+B0/F0+B0", "--to", "torchtitan", "--json"])
     assert set(json.loads(done.stdout)) == {"torchtitan_plan.py", "schedule.csv"}
-    CliRunner().invoke(command, ["dp=2", "--to", "deepspeed", "-o", str(tmp_path / "out")])
+    CliRunner().invoke(
+        command, ["dp=2,micro_batch=1", "--to", "deepspeed", "-o", str(tmp_path / "out")]
+    )
     assert json.loads((tmp_path / "out" / "deepspeed.json").read_text())["zero_optimization"]
     shown = CliRunner().invoke(command, ["dp=2,tp=4", "--to", "megatron"]).stdout
     assert "--tensor-model-parallel-size 4" in shown.splitlines()
@@ -316,7 +344,12 @@ def test_megatrons_own_ways_to_write_a_layout():
 
 
 @pytest.mark.parametrize(
-    "text", ["dp=4,optimizer=sgd,grad_dtype=bf16", "dp=4,optimizer=momentum,overlap=no,zero=1"]
+    "text",
+    [
+        "dp=4,micro_batch=1,optimizer=sgd,grad_dtype=bf16",
+        "dp=4,global_batch=8,optimizer=momentum,overlap=no,zero=1",
+        "dp=4,micro_batch=1,optimizer=adam,precision=bf16-mixed",
+    ],
 )
 def test_deepspeed_brings_optimizer_and_formats_back(text):
     wanted = plan(text)
@@ -431,7 +464,7 @@ def test_what_a_framework_overlaps_is_exported_as_it_was_priced():
         words = export(experts.but(cuda_graph=how), "megatron")["arguments.txt"]
         assert said in words
         assert read_megatron(words, 4).cuda_graph == how
-    files = export(Plan(dp=2, framework="megatron-deepspeed"), "deepspeed")
+    files = export(Plan(dp=2, micro_batch=1, framework="megatron-deepspeed"), "deepspeed")
     found = json.loads(files["deepspeed.json"])
     assert found["zero_optimization"]["overlap_comm"] is False
 

@@ -2,7 +2,7 @@
 
 Names are those of accelerate 1.15 (commands/config/config_args.py, commands/launch.py), of
 lightning 2.6 (pytorch.strategies: DDPStrategy, ModelParallelStrategy; pytorch.Trainer) and of
-nanotron's ParallelismArgs, TokensArgs and OptimizerArgs (github.com/huggingface/nanotron,
+nanotron 0.4's ParallelismArgs, TokensArgs and OptimizerArgs (github.com/huggingface/nanotron,
 src/nanotron/config): text only, none of them is needed.
 """
 
@@ -125,19 +125,20 @@ def nanotron(plan: Plan) -> dict[str, str]:
     if plan.optimizer not in ("", "adam"):
         raise InputError(f"Nanotron trains with adamW, not {plan.optimizer}")
     word = number_format(plan, "Nanotron", {"fp32": "float32", "bf16": "bfloat16"})
+    newer = {"context_parallel_size": plan.cp} if plan.cp > 1 else {}  # 0.4 does not know these
+    newer |= {"recompute_layer": True} if plan.recompute == "full" else {}
     rows = {
         "parallelism": {
             "dp": plan.dp,
             "tp": plan.tp,
             "pp": plan.pp,
             "expert_parallel_size": plan.ep,
-            "context_parallel_size": plan.cp,
             "pp_engine": engines[plan.schedule],
             "tp_mode": "REDUCE_SCATTER" if plan.sp else "ALL_REDUCE",
             "tp_linear_async_communication": plan.sp,
-            "recompute_layer": plan.recompute == "full",
+            **newer,
         },
-        "optimizer": {"zero_stage": plan.zero, "optimizer_factory": {"name": "adamW"}},
+        "optimizer": {"zero_stage": plan.zero},
         "model": {"dtype": word},
         "tokens": {
             "micro_batch_size": batch_of_rank(plan) or 1,

@@ -10,25 +10,34 @@ from foretell.plan.export.say import accumulation, overlapped, require, whole
 from foretell.plan.plan import Plan
 
 _SAID = {"dp", "zero", "micro_batch", "global_batch", "dtype", "grad_dtype", "offload", "overlap"}
-_SAID |= {"bucket_mb", "optimizer"}
-_FORMATS = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}
+_SAID |= {"bucket_mb", "optimizer", "precision"}
+_LENGTHS = ("fp32", "fp16", "bf16")
+_FORMATS = {  # parameters in a short format beside those in fp32, or torch's autocast
+    "bf16": {"bf16": {"enabled": True}},
+    "bf16-master": {"bf16": {"enabled": True}},
+    "fp16": {"fp16": {"enabled": True}},
+    "bf16-mixed": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+    "fp16-mixed": {"torch_autocast": {"enabled": True, "dtype": "float16"}},
+}
 _MOMENTUM = 0.9  # torch's usual value: a plan says only that there is momentum
 
 
 def deepspeed(plan: Plan) -> dict[str, str]:
     """Its configuration file; the learning rate is the user's."""
     require(plan, "DeepSpeed's configuration", _SAID)
-    if plan.dtype not in ("", *_FORMATS):
-        raise InputError(f"DeepSpeed's configuration has no word for dtype={plan.dtype}")
+    if not plan.micro_batch and not plan.global_batch:
+        raise InputError(
+            "DeepSpeed's configuration has to say a batch, and this plan does not",
+            hint="add micro_batch=… or global_batch=…",
+        )
     bucket = int(plan.bucket_mb * 2**20 / 4)  # it counts elements, of gradients in fp32 here
     zero: dict[str, Any] = {"stage": plan.zero, "overlap_comm": overlapped(plan, True)}
     zero |= {"reduce_bucket_size": bucket}
     if plan.offload:
         zero["offload_optimizer"] = {"device": "cpu"}
-    found: dict[str, Any] = {"zero_optimization": zero}
-    found |= {d: {"enabled": True} for d in ("bf16", "fp16") if plan.dtype == d}
-    if plan.grad_dtype:
-        found["communication_data_type"] = _FORMATS[plan.grad_dtype]
+    found: dict[str, Any] = {"zero_optimization": zero} | _format(plan)
+    if plan.grad_dtype in _LENGTHS:
+        found["communication_data_type"] = plan.grad_dtype
     if plan.micro_batch:
         found["train_micro_batch_size_per_gpu"] = plan.micro_batch
         found["gradient_accumulation_steps"] = accumulation(plan)
@@ -36,6 +45,15 @@ def deepspeed(plan: Plan) -> dict[str, str]:
         found["train_batch_size"] = plan.global_batch
     found["optimizer"] = _optimizer(plan)
     return {"deepspeed.json": json.dumps(found, indent=2) + "\n"}
+
+
+def _format(plan: Plan) -> dict[str, Any]:
+    """The section of the format that a plan computes in; none for fp32."""
+    said = {plan.dtype, plan.precision} - {"", "fp32"}
+    if len(said) > 1 or not said <= set(_FORMATS):
+        words = " and ".join(sorted(said))
+        raise InputError(f"DeepSpeed's configuration has no word for the plan's {words}")
+    return dict(_FORMATS[said.pop()]) if said else {}
 
 
 def read_deepspeed(text: str, ranks: int) -> Plan:
@@ -53,6 +71,11 @@ def read_deepspeed(text: str, ranks: int) -> Plan:
         if name in given and given[name] != "auto":
             found[field] = whole(given[name], f"`{name}`")
     found["dtype"] = next((d for d in ("bf16", "fp16") if _is_on(given, d)), "")
+    if _is_on(given, "torch_autocast"):
+        word = {"bfloat16": "bf16", "float16": "fp16"}.get(
+            str(given["torch_autocast"].get("dtype"))
+        )
+        found["precision"] = f"{word}-mixed" if word else ""
     found["offload"] = "offload_optimizer" in zero
     if isinstance(zero.get("reduce_bucket_size"), int | float):
         found["bucket_mb"] = zero["reduce_bucket_size"] * 4 / 2**20

@@ -1,8 +1,9 @@
 """torchtitan: a function over its Python configuration, and its schedule file (CSV).
 
 Field names are those of torchtitan/config/configs.py and trainer.py (github.com/pytorch/torchtitan,
-commit b5bcd76 of 2026-08-21): a configuration is made by a function of a model's `config_registry`,
-batches are counted in tokens. A schedule file has a row a rank and a cell an action, `3F0`:
+0.3.0 and commit b5bcd76 of 2026-08-21): a configuration is made by a function of a model's
+`config_registry`. 0.3 counts batches in samples, later ones in tokens: what is written finds out. A
+schedule file has a row a rank and a cell an action, `3F0`:
 torch.distributed.pipelining reads it as `compute_only`; with its sends and receives
 (→ `foretell.plan.export.messages`) as `compute_comms`. Stages that are placed one by one are given
 by the modules they have.
@@ -16,14 +17,15 @@ from typing import Any
 
 from foretell.errors import InputError
 from foretell.plan.export.placed import line, modules, recompute, stage_modules
-from foretell.plan.export.say import accumulation, require, whole
+from foretell.plan.export.say import accumulation, number_format, require, whole
 from foretell.plan.plan import Names, Plan
 
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 _SCHEDULES |= {"zb-v": "ZBVZeroBubble", "dualpipev": "DualPipeV"}
-_DTYPES = {"": "bfloat16", "bf16": "bfloat16", "fp32": "float32"}  # what its FSDP can compute in
+_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}  # what its FSDP can compute in
 _SAID = {"dp", "tp", "pp", "cp", "ep", "sp", "zero", "shard", "micro_batch", "global_batch"}
 _SAID |= {"schedule", "chunks", "layers", "recompute", "dtype", "actions", "whatifs", "offload"}
+_SAID |= {"precision", "compile", "optimizer"}
 _CSV = "schedule.csv"
 _PY = "torchtitan_plan.py"
 _COMPUTE = re.compile(r"\d+[FBIW]\d+")
@@ -43,18 +45,21 @@ def torchtitan(plan: Plan) -> dict[str, str]:
         )  # fmt: skip
     _check(plan, parts)
     rows = {f"parallelism.{key}": repr(value) for key, value in _parallelism(plan, parts).items()}
-    rows |= {f"training.{key}": text for key, text in _training(plan).items()}
+    rows |= {"training.mixed_precision_param": repr(_format(plan))}
+    rows |= {"training.enable_cpu_offload": repr(plan.offload)}
+    if plan.pp > 1:
+        rows["training.disable_cuda_graphs"] = "True"  # it refuses them beside a pipeline
     again = f"{_AC[plan.recompute]}.Config()" if plan.recompute in _AC else "None"
     rows |= {"config.activation_checkpoint": again}
-    rows |= {"config.compile.enable": repr("compile" in plan.whatifs)}
+    rows |= {"config.compile.enable": repr(plan.compile or "compile" in plan.whatifs)}
     return {_PY: _module(plan, rows)} | ({_CSV: schedule_csv(plan.actions)} if plan.actions else {})
 
 
 def _check(plan: Plan, parts: list[Any]) -> None:
     """Raise where torchtitan has no word for something."""
     require(plan, "torchtitan", _SAID)
-    if plan.dtype not in _DTYPES:
-        raise InputError(f"torchtitan does not compute in {plan.dtype}")
+    if plan.optimizer not in ("", "adam"):
+        raise InputError(f"torchtitan trains with AdamW, not {plan.optimizer}")
     if plan.zero == 1:
         raise InputError("torchtitan has no zero=1", hint="zero=2 or 3 is its FSDP, 0 its DDP")
     if plan.offload and plan.zero < 2:
@@ -83,6 +88,7 @@ def _module(plan: Plan, rows: dict[str, str]) -> str:
         "def with_plan(config):",
         "    parallelism, training = config.parallelism, config.training",
         *(f"    {name} = {value}" for name, value in rows.items()),
+        *_batch(plan),
         "    return config",
     ]
     return "\n".join(lines) + "\n"
@@ -117,8 +123,11 @@ def read_torchtitan(text: str, schedule: str = "") -> Plan:
     found["dtype"] = _READ.get(training.get("mixed_precision_param", "bfloat16"), "")
     found["offload"] = bool(training.get("enable_cpu_offload", False))
     found["whatifs"] = ("compile",) if config["compile"] else ()
-    found["global_batch"] = whole(training.get("num_tokens_per_train_step", 0), "the batch")
-    micro = training.get("num_tokens_per_microbatch_per_dp_rank", 0)
+    whole_batch = training.get("num_tokens_per_train_step", training.get("global_batch_size", 0))
+    found["global_batch"] = max(whole(whole_batch, "the batch"), 0)  # -1: it does not say
+    part = axes if found["pp"] > 1 else training
+    own = "pipeline_parallel_microbatch_size" if found["pp"] > 1 else "local_batch_size"
+    micro = training.get("num_tokens_per_microbatch_per_dp_rank", part.get(own, 0))
     found["micro_batch"] = whole(micro, "the micro-batch")
     return Plan(**found | _read_order(axes, schedule))
 
@@ -198,8 +207,6 @@ def _parallelism(plan: Plan, parts: list[Any]) -> dict[str, Any]:
     }
     if plan.pp > 1:
         found["pipeline_parallel_schedule"] = _schedule(plan)
-        if many := _micro_batches(plan):
-            found["num_pp_microbatches"] = many
     if plan.actions:
         found["pipeline_parallel_schedule_csv"] = _CSV
     if parts:
@@ -225,18 +232,44 @@ def _schedule(plan: Plan) -> str:
     return _SCHEDULES["interleaved" if is_loop else plan.schedule]
 
 
-def _training(plan: Plan) -> dict[str, str]:
-    """Its numbers are tokens: samples times the length of a sequence."""
-    found = {"mixed_precision_param": repr(_DTYPES[plan.dtype])}
-    found |= {"enable_cpu_offload": repr(plan.offload)}
-    if plan.pp > 1:
-        found["disable_cuda_graphs"] = "True"  # it refuses them beside a pipeline
-    if plan.micro_batch:
-        found["num_tokens_per_microbatch_per_dp_rank"] = f"{plan.micro_batch} * {_TOKENS}"
-    elif plan.global_batch and plan.pp == 1:
-        found["num_tokens_per_microbatch_per_dp_rank"] = (
-            f"{plan.global_batch // plan.dp} * {_TOKENS}"
-        )
+def _format(plan: Plan) -> str:
+    """What its FSDP computes in; bfloat16 by itself."""
+    says = plan.dtype or plan.precision
+    return number_format(plan, "torchtitan", _DTYPES) if says else "bfloat16"
+
+
+def _batch(plan: Plan) -> list[str]:
+    """Lines that set the batch: 0.3 has its fields in samples, later ones in tokens."""
+    both = _samples(plan), _tokens(plan)
+    if not all(both):
+        return []
+    samples, tokens = ([f"        {k} = {v}" for k, v in rows.items()] for rows in both)
+    return ['    if hasattr(training, "local_batch_size"):', *samples, "    else:", *tokens]
+
+
+def _samples(plan: Plan) -> dict[str, int]:
+    """Samples of a rank before an update, or of a pipeline between two."""
+    found: dict[str, int] = {}
+    here = plan.global_batch // plan.dp
+    many = _micro_batches(plan) if plan.pp > 1 else 0
+    if plan.pp > 1 and (plan.micro_batch or many):
+        each = plan.micro_batch or here // many or 1
+        found["parallelism.pipeline_parallel_microbatch_size"] = each
+        here = here or many * each
+    elif plan.micro_batch:
+        here = plan.micro_batch
+    found |= {"training.local_batch_size": here} if here else {}
+    return found | ({"training.global_batch_size": plan.global_batch} if plan.global_batch else {})
+
+
+def _tokens(plan: Plan) -> dict[str, str]:
+    """The same in tokens: samples times the length of a sequence."""
+    found: dict[str, str] = {}
+    if plan.pp > 1 and (many := _micro_batches(plan)):
+        found["parallelism.num_pp_microbatches"] = repr(many)
+    alone = 0 if plan.pp > 1 else plan.global_batch // plan.dp
+    if each := plan.micro_batch or alone:
+        found["training.num_tokens_per_microbatch_per_dp_rank"] = f"{each} * {_TOKENS}"
     if plan.global_batch:
-        found["num_tokens_per_train_step"] = f"{plan.global_batch} * {_TOKENS}"
+        found["training.num_tokens_per_train_step"] = f"{plan.global_batch} * {_TOKENS}"
     return found
