@@ -72,10 +72,8 @@ def read_deepspeed(text: str, ranks: int) -> Plan:
             found[field] = whole(given[name], f"`{name}`")
     found["dtype"] = next((d for d in ("bf16", "fp16") if _is_on(given, d)), "")
     if _is_on(given, "torch_autocast"):
-        word = {"bfloat16": "bf16", "float16": "fp16"}.get(
-            str(given["torch_autocast"].get("dtype"))
-        )
-        found["precision"] = f"{word}-mixed" if word else ""
+        is_half = given["torch_autocast"].get("dtype") == "float16"
+        found["precision"] = "fp16-mixed" if is_half else "bf16-mixed"
     found["offload"] = "offload_optimizer" in zero
     if isinstance(zero.get("reduce_bucket_size"), int | float):
         found["bucket_mb"] = zero["reduce_bucket_size"] * 4 / 2**20

@@ -34,7 +34,13 @@ from foretell.pytorch.deploy.actions import Pipeline
 from foretell.pytorch.deploy.batch_norm import WORDS as BATCH_NORM
 from foretell.pytorch.deploy.batch_norm import norms, synchronize_norms
 from foretell.pytorch.deploy.blocks import Blocks
-from foretell.pytorch.deploy.buckets import Layout, broadcast_state, send_buffers, share_buffers
+from foretell.pytorch.deploy.buckets import (
+    Layout,
+    broadcast_state,
+    send_buffers,
+    sent_buffers,
+    share_buffers,
+)
 from foretell.pytorch.deploy.channels import all_layers, split_channels
 from foretell.pytorch.deploy.collective import (
     IMAGE,
@@ -125,6 +131,7 @@ class Deployed:
     apart: frozenset[str] = frozenset()  # not those of other data ranks: experts, other stages
     stages: PipelinedCall | None = None  # a pipeline inside the model's own call
     is_stepping: bool = False  # inside `step`, which shares buffers itself
+    buffered: list[Any] | None = None  # what has buffers to share, known from the first step on
 
     def step(self, inputs: tuple[Any, ...], target: Any) -> Any:
         """Train on this rank's share of a batch; its mean loss, None where that is not known."""
@@ -134,8 +141,7 @@ class Deployed:
             self._share_buffers()  # as DDP does, before the forward
         self.is_stepping = True
         try:
-            with fsdp.quiet() if self.is_sharded else nullcontext():
-                loss = self._there_and_back(inputs, target)
+            loss = self._there_and_back(inputs, target)
         finally:
             self.is_stepping = False
         if late:
@@ -168,11 +174,11 @@ class Deployed:
 
     def _share_buffers(self) -> None:
         """Once a step: ranks with uneven shares take different numbers of micro-batches."""
-        if self.plan.dp * self.plan.cp == 1:
-            return
-        group, _ = self.places.copies()
-        for module in self.modules:
-            send_buffers(module, group=group)
+        if self.buffered is None:
+            has_copies = self.plan.dp * self.plan.cp > 1
+            self.buffered = [m for m in self.modules if has_copies and sent_buffers(m)]
+        for module in self.buffered:
+            send_buffers(module, group=self.places.copies()[0])
 
     @property
     def modules(self) -> list[Any]:

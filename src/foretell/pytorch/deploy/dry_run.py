@@ -28,12 +28,11 @@ from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.actions import pipeline
 from foretell.pytorch.deploy.collective import one_more
 from foretell.pytorch.deploy.op_times import Part, fits, put_in_buckets
-from foretell.pytorch.deploy.shard import quiet
 from foretell.pytorch.deploy.units import even_ends, size_of, stage_ends, units
 
 Tensor = Any
 _WARM, _FEW, _LEAST, _MOST = 3, 4, 8, 60  # steps
-_WHILE = 2.0  # seconds of steps, beyond the least
+_WHILE = 2.0  # seconds of steps on an idle machine, beyond the least
 _BACK = 2.0  # gradients of a matmul, which it is without a pass of a rank alone to tell
 _SIDES = (256, 32)  # of the matmuls that stand for ops: many threads share the larger
 # what a proxy model has no ops or layers for
@@ -48,6 +47,7 @@ class DryRun(NamedTuple):
     seconds: float
     unsure: float  # standard error of their logarithm
     load: float  # core and waiting seconds over core seconds, of the rank that waits longest
+    usual: float  # the same since its process began
 
 
 def can_dry_run(plan: Plan) -> bool:
@@ -100,7 +100,6 @@ def dry_run(role: Role, plan: Plan) -> DryRun | None:
     update = role.optimizer(proxy)
     if update is None:
         return None
-    x = torch.zeros(role.samples, 1)
     reduced = plan.but(**_WITHOUT)
     made = deploy(proxy, update, reduced, loss=_total, device="cpu", samples=role.samples)
     if role.is_synced:
@@ -108,23 +107,31 @@ def dry_run(role: Role, plan: Plan) -> DryRun | None:
         for unit in proxy.modules():
             if isinstance(unit, _Unit):
                 unit.act.group = group
-    rows, begun, waited, core = list[float](), time.perf_counter(), 0.0, 0.0
-    with quiet():
-        while _agreed(
-            len(rows) < _WARM + _LEAST
-            or (len(rows) < _MOST and time.perf_counter() - begun < _WHILE)
-        ):
-            (role.between or dist.barrier)()
-            queued, start, spent = run_files.queued(), time.perf_counter(), time.thread_time()
-            made.step((x,), x)
-            rows.append(time.perf_counter() - start)
-            core += time.thread_time() - spent
-            waited += run_files.queued() - queued
-    found = torch.tensor([*rows[_WARM:], 1.0 + waited / max(core, 1e-9)], dtype=torch.float64)
+    rows, load = _steps(made, role)
+    loads = (load, run_files.load_so_far())
+    found = torch.tensor([*rows[_WARM:], *loads], dtype=torch.float64)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    took = found[:-1]
+    took = found[: -len(loads)]
     unsure = float(took.log().std()) / len(took) ** 0.5
-    return DryRun(float(took.median()), unsure, float(found[-1]))
+    return DryRun(float(took.median()), unsure, *found[-len(loads) :].tolist())
+
+
+def _steps(made: Any, role: Role) -> tuple[list[float], float]:
+    """Seconds of each step, and the load of this rank: the busier it is, the longer they go on."""
+    x = torch.zeros(role.samples, 1)
+    rows, begun, waited, core, load = list[float](), time.perf_counter(), 0.0, 0.0, 1.0
+    while _agreed(
+        len(rows) < _WARM + _LEAST
+        or (len(rows) < _MOST and time.perf_counter() - begun < _WHILE * load)
+    ):
+        (role.between or dist.barrier)()
+        queued, start, spent = run_files.queued(), time.perf_counter(), time.thread_time()
+        made.step((x,), x)
+        rows.append(time.perf_counter() - start)
+        core += time.thread_time() - spent
+        waited += run_files.queued() - queued
+        load = 1.0 + waited / max(core, 1e-9)
+    return rows, load
 
 
 def _as_long(role: Role, plan: Plan) -> Role:

@@ -51,6 +51,8 @@ def shard(
     Units that ranks may or may not call (experts) are not gathered one by one: ranks would wait for
     each other. FSDP cannot cut parameters without dimensions.
     """
+    # a linear layer gives one, and nothing writes to it
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
     options: dict[str, Any] = {
         "mesh": mesh,
@@ -290,11 +292,3 @@ def no_sync(model: Any) -> Iterator[None]:
         yield
     finally:
         model.set_requires_gradient_sync(True)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without FSDP's warning about views: a linear layer gives one, and nothing writes to it."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-        yield
