@@ -85,6 +85,7 @@ class Baseline:
     factor: float  # what the host's quick calls were multiplied by
     sigma: float  # spread of ln of that factor: near zero where the known time tells it
     note: str
+    replay_error: float = 0.0  # how far the profiled step, simulated unchanged, is from measured
 
     def predicted(self, after: Graph) -> float:
         """Seconds of a changed step, corrected by what the graph misses of this one.
@@ -107,15 +108,16 @@ def unprofiled(trace: Trace, real: float | None = None) -> Baseline:
     if known is None:
         known, source = trace.real, "timed with the trace"
     if known is None:
-        source = f"estimated ({EVENT * 1e6:.1f} µs an event taken off)"
+        source = f"estimated, {EVENT * 1e6:.1f} µs less for each recorded event"
         found = _found(trace, _guessed(trace), source, SPREAD)
     else:
         found = _found(trace, known, source, AGAIN)
     off = replay_error(trace)
+    found = replace(found, replay_error=off)
     if abs(off) <= POOR:
         return found
-    note = f"{found.note}; unchanged, the step replays {off:+.1%} off what was measured: rely less"
-    return replace(found, sigma=max(found.sigma, abs(off)), note=f"{note} on what follows")
+    note = f"{found.note}; simulated unchanged, the step is {off:+.1%} off its measurement"
+    return replace(found, sigma=max(found.sigma, abs(off)), note=f"{note}: intervals are wider")
 
 
 def replay_error(trace: Trace) -> float:
@@ -143,14 +145,17 @@ def _found(trace: Trace, real: float, source: str, sigma: float) -> Baseline:
             hint="the trace has to hold a whole step, and its time has to be above zero",
         )
     if abs(simulated / real - 1) < CLOSE or _is_gpu_bound(trace, known, real):
-        note = f"un-profiled step {source}; its kernels hide the profiler's overhead"
+        note = f"step time without the profiler: {source}; the GPU hides the profiler's overhead"
         return Baseline(usual, real, simulated, known, SPREAD, note)
     factor = _solved(trace, real)
     graph = warmed(trace, factor)
     simulated = steady_seconds(graph)
-    note = f"un-profiled step {source}: host calls take {factor:.2f} × their fast time"
+    note = (
+        f"step time without the profiler: {source}; a CPU call takes {factor:.2f} × as long as "
+        "the fast ones of its kind"
+    )
     if simulated < real * (1 - POOR):
-        note += f"; what is recorded explains {simulated / real:.0%} of the step: rely less on it"
+        note += f"; the recorded tasks explain {simulated / real:.0%} of it: intervals are wider"
         sigma = max(sigma, float(portable.log(min(real / simulated, MOST))))
     return Baseline(graph, real, simulated, factor, sigma, note)
 
@@ -291,20 +296,28 @@ def why(before: Graph, after: Graph, seconds: tuple[float, float] | None = None)
     first, second = shares(before, known[0]), shares(after, known[1])
     gain = 1 - second.seconds / first.seconds if first.seconds else 0.0
     moved = _moved(first, second)
-    bound = f"{_bound(first)}, then {_bound(second)}"
+    bound = _bounds(first, second)
     if abs(gain) < 0.02 and moved:
         return f"no gain: {bound}; {moved}, off the critical path"
     return f"{bound}; {moved}" if moved else bound
 
 
-def _bound(found: Shares) -> str:
+def _bounds(first: Shares, second: Shares) -> str:
+    """The bottleneck before and after."""
+    (kind, what, before), (other, then, after) = _bound(first), _bound(second)
+    if kind != other:
+        return f"{kind} ({what} {before}) → {other} ({then} {after})"
+    changed = before if before == after else f"{before} → {after}"
+    return f"still {kind} ({what} {changed})"
+
+
+def _bound(found: Shares) -> tuple[str, str, str]:
+    """What bounds a step, and the share that says so."""
     if found.bottleneck == "device":
-        return f"GPU-bound (GPU busy {100 * (1 - found.idle):.0f} %)"
+        return "GPU-bound", "GPU busy", f"{100 * (1 - found.idle):.0f} %"
     if found.bottleneck == "network":
-        return f"communication-bound ({100 * found.wire / found.seconds:.0f} % of the step)"
-    if not found.kernels:
-        return "CPU-bound (no GPU work)"
-    return f"CPU-bound (GPU idle {100 * found.idle:.0f} %)"
+        return "communication-bound", "communication", f"{100 * found.wire / found.seconds:.0f} %"
+    return "CPU-bound", "GPU idle", f"{100 * found.idle:.0f} %"
 
 
 def _moved(first: Shares, second: Shares) -> str:

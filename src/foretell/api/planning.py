@@ -22,6 +22,7 @@ from foretell.graph import Graph
 from foretell.plan import Plan, read, save
 from foretell.plan.file import FILES, predicted
 from foretell.predict import Prediction as _Prediction
+from foretell.predict.predict import shipped
 from foretell.report import words
 from foretell.report.words import width
 from foretell.search.fusion.fused_step import fuses
@@ -55,6 +56,22 @@ LABELS = {
     "update_s": "optimizer step",
     "idle_s": "idle (bubble, waiting)",
 }
+# Reasons for which a measured step may differ from a predicted one (predict/interval.toml).
+UNSURE = {
+    "any": "software versions, settings and machines vary",
+    "field": "no whole step of this framework was measured on such GPUs",
+    "arch": "the framework was measured on another GPU generation",
+    "amd": "AMD GPUs",
+    "scale": "more GPUs than were measured",
+    "fp8": "matmuls in 8 or 4 bits",
+    "context": "context parallelism",
+    "attention": "share of attention, whose kernel is not known",
+    "images": "convolutions",
+    "experts": "mixture of experts",
+    "frozen": "frozen weights (LoRA)",
+    "host": "CPU-bound share of the step",
+    "lone": "the framework was measured by one source only",
+}
 HELD = {"optimizers": "optimizer state", "buffers": "communication buffers"}
 
 
@@ -68,7 +85,12 @@ class Prediction(Result, _Prediction):
     def verdict(self) -> str:
         step = f"{words.seconds(self.step)} a step"
         head = f"{step} (80 % interval {words.interval(self.low, self.high)})"
-        return f"{head}, {words.percent(self.utilisation)} MFU; {self._memory()}"
+        return f"{head}, {self._utilisation()}; {self._memory()}"
+
+    def _utilisation(self) -> str:
+        """MFU, and HFU where something is recomputed."""
+        mfu, hfu = words.percent(self.utilisation), words.percent(self.hfu)
+        return f"{mfu} MFU" if mfu == hfu else f"{mfu} MFU, {hfu} HFU"
 
     def _memory(self) -> str:
         peak = words.size(self.peak)
@@ -89,10 +111,7 @@ class Prediction(Result, _Prediction):
             held = [(HELD.get(name, name), words.size(v)) for name, v in self.memory.items()]
             found.append(Table(("memory of the fullest rank", "size>"), held))
         if verbose:
-            found += [
-                words.plan_text(f"plan: {self.plan}"),
-                f"interval widened by distance from measurements: {_far(self.away)}",
-            ]
+            found += [_interval_from(self.away), words.plan_text(f"plan: {self.plan}")]
         return found + list(self.notes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,12 +128,18 @@ class Prediction(Result, _Prediction):
         rows += [
             Bar(LABELS.get(name, name), t, words.seconds(t)) for name, t in self.breakdown.items()
         ]
-        return bars(f"a step of {self.plan}"[:80], rows)
+        return bars(words.cut(f"a step of {self.plan}", 80), rows)
 
 
-def _far(away: dict[str, float]) -> str:
-    """Distances that widen an interval, as text."""
-    return ", ".join(f"{name} {share:.2g}" for name, share in away.items())
+def _interval_from(away: dict[str, float]) -> Table:
+    """What makes an interval as wide as it is, and its share of the variance."""
+    parts = {name: (shipped()[name].width * share) ** 2 for name, share in away.items()}
+    whole = sum(parts.values()) or 1.0
+    rows = sorted(parts.items(), key=lambda part: -part[1])
+    return Table(
+        ("why the interval is this wide", "of its variance>"),
+        [(UNSURE[name], words.percent(part / whole)) for name, part in rows],
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -155,8 +180,9 @@ class PlanResult(Result, Planned):
         gap = self.gap
         if gap is None:
             return head
-        best = f"at most {words.percent(gap)} from the best of" if gap >= 5e-4 else "the best of"
-        return f"{head}; {best} its search space"
+        if gap < 5e-4:
+            return f"{head}; optimal in its search space"
+        return f"{head}; a better plan of its search space saves at most {words.percent(gap)}"
 
     def details(self, verbose: bool = False) -> list[str | Table]:
         # to be copied; a long one goes to a file as a whole

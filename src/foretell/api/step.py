@@ -495,7 +495,7 @@ class Simulation(Result):
 
     timeline: Timeline
     name: str = ""
-    unprofiled: float | None = None  # of a trace: seconds of a step in a row of steps
+    unprofiled: float | None = None  # of a trace: seconds in steady state, without the profiler
 
     @property
     def seconds(self) -> float:
@@ -508,7 +508,7 @@ class Simulation(Result):
         if self.unprofiled is None:
             return text
         known = words.seconds(self.unprofiled)
-        return f"{text}; one of a row of steps, without the profiler: {known}"
+        return f"{text}; in steady state and without the profiler: {known}"
 
     def details(self, verbose: bool = False) -> list[str | Table]:
         return []

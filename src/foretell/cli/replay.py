@@ -37,7 +37,9 @@ def _summary(found: Any) -> dict[str, Any]:
     from foretell.baseline import POOR, replay_error
 
     measured, error = float(found.graph.facts["measured"]), replay_error(found)
-    poor = ["the replay is off: rely less on answers about this trace"] * (abs(error) > POOR)
+    poor = [
+        "the simulated step is far off: 80 % intervals of answers about this trace are wider"
+    ] * (abs(error) > POOR)
     return {
         "measured_s": measured,
         "replayed_s": measured * (1 + error),

@@ -60,7 +60,7 @@ _INSIDE = {"sp": "tp", "etp": "tp", "esp": "tp", "ep": "dp"}
 ORDER = ("tp", "cp", "height", "width", "depth", "filter", "channel", "dp", "pp")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Degrees, batch, schedule, memory, communication, placement; all have a plain value."""
 
@@ -228,22 +228,22 @@ class Plan:
         """What a notebook shows: the fields that are not plain."""
         from foretell.graph.show import headed, html_table
 
+        return headed(f"Plan for {self.ranks} ranks", html_table(("field", "value"), self._set()))
+
+    def _set(self) -> list[tuple[str, str]]:
+        """The fields that are not plain, and their values as text."""
         plain = type(self)()
-        rows = [
-            (f.name, _written(getattr(self, f.name)))
+        pairs = (
+            (f.name, getattr(self, f.name), getattr(plain, f.name))
             for f in dataclasses.fields(self)
-            if getattr(self, f.name) != getattr(plain, f.name)
-        ]
-        return headed(f"Plan for {self.ranks} ranks", html_table(("field", "value"), rows))
+        )
+        return [(name, _written(value)) for name, value, usual in pairs if value != usual]
 
     def __str__(self) -> str:
-        plain = type(self)()
-        changed = [
-            f"{f.name}={_written(getattr(self, f.name))}"
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != getattr(plain, f.name)
-        ]
-        return ",".join(changed) or "dp=1"
+        return ",".join("=".join(pair) for pair in self._set()) or "dp=1"
+
+    def __repr__(self) -> str:
+        return f"Plan.parse({str(self)!r})"
 
 
 def _renamed(given: dict[str, str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -580,7 +580,11 @@ class PlacedStep(ResolvedStep):
 
     def priced_layers(self) -> list[tuple[tuple[int, ...], Costs, Sequence[float]]]:
         """Of every stage its ranks, the prices of all layers, and how often each runs there."""
-        return [(one.ranks, self.prices.layers(one.ranks), one.times) for one in self.found]
+        again = [np.full(1, 2 * ("recompute" in one.ways)) for one in self.found]
+        return [
+            (one.ranks, replace(self.prices.layers(one.ranks), again=rerun), one.times)
+            for one, rerun in zip(self.found, again, strict=True)
+        ]
 
     def _add_stages(self, out: Program, lanes: dict[int, list[int]]) -> None:
         """The actions of every stage, in one order for all ranks."""

@@ -40,7 +40,7 @@ from foretell.graph import Kind, Phase
 from foretell.graph.show import span
 from foretell.plan import Plan, check, estimate
 from foretell.plan.check import settled
-from foretell.plan.costs import costs
+from foretell.plan.costs import costs, layer_parts
 from foretell.plan.framework import apart, arches, running
 from foretell.plan.layer_cost import LayerCost
 from foretell.plan.lower import is_even, resolution
@@ -191,6 +191,7 @@ class Prediction:
     advice: str  # what would make it fit; empty where it does
     utilisation: float  # model flop of the step over what the devices could do
     away: dict[str, float]  # how far the question is from what was measured: widens the interval
+    hfu: float = 0.0  # as `utilisation`, recomputed flop counted too
 
     @property
     def fits(self) -> bool:
@@ -209,6 +210,7 @@ class Prediction:
             "breakdown": self.breakdown,
             "memory": self.memory,
             "utilisation": self.utilisation,
+            "hfu": self.hfu,
             "plan": str(self.plan),
             "advice": self.advice,
             "distances": self.away,
@@ -258,6 +260,7 @@ def summarized(step: ResolvedStep, timeline: Timeline, advises: bool = True) -> 
     if away is None:
         away = distances(plan, workload, cluster, host_share(*step.layer_prices()))
     low, high = interval(seconds, away)
+    mfu = utilisation(plan, workload, cluster, seconds) * step.work
     advice = ""
     if missing and advises:
         advice = step.advice or remedy(plan, workload, cluster)
@@ -272,8 +275,20 @@ def summarized(step: ResolvedStep, timeline: Timeline, advises: bool = True) -> 
         breakdown=breakdown(timeline, step),
         memory=parts,
         advice=advice,
-        utilisation=utilisation(plan, workload, cluster, seconds) * step.work,
+        utilisation=mfu,
+        hfu=mfu * _flops_run(step),
     )
+
+
+def _flops_run(step: ResolvedStep) -> float:
+    """Flop that run over those of one forward and backward: recomputed ones count again."""
+    run = once = 0.0
+    for ranks, costs, times in step.priced_layers():
+        for at, (cost, many) in enumerate(zip(costs.layers, times, strict=True)):
+            forward, back = layer_parts(costs, at, step.workload)
+            run += len(ranks) * many * float((forward.flops + back.flops)[0])
+            once += len(ranks) * many * float((cost.forward.flops + cost.backward.flops)[0])
+    return run / once if once else 1.0
 
 
 def utilisation(plan: Plan, workload: Workload, cluster: Cluster, seconds: float) -> float:

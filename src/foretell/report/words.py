@@ -24,6 +24,7 @@ _COUNTS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 _LONG = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 _MEASURE = re.compile(r"(?<=\d) (?=%|×|[µmn]?s\b|min\b|h\b|d\b|[KMGT]?i?B\b|CPU-s\b|[kMGT] )")
+ALMOST = 0.9995  # of a unit: what three digits round to one
 LONG = 120.0  # seconds from which on a duration is given in minutes, hours and days
 
 
@@ -36,7 +37,7 @@ def seconds(value: float) -> str:
     if abs(value) >= LONG:
         return _duration(value)
     for unit, name in _SECONDS:
-        if abs(value) >= unit:
+        if abs(value) >= ALMOST * unit:
             return f"{_short(value / unit)} {name}"
     return f"{value / 1e-9:.2g} ns"
 
@@ -68,7 +69,7 @@ def speedup(ratio: float) -> str:
 def size(value: float) -> str:
     """1.5 * 2**30 → `1.50 GiB`."""
     for unit, name in _BYTES:
-        if abs(value) >= unit:
+        if abs(value) >= ALMOST * unit:
             return f"{_short(value / unit)} {name}"
     return f"{value:.0f} B"
 
@@ -81,7 +82,7 @@ def rate(value: float) -> str:
 def count(value: float) -> str:
     """1.2e12 → `1.20 T`."""
     for unit, name in _COUNTS:
-        if abs(value) >= unit:
+        if abs(value) >= ALMOST * unit:
             return f"{_short(value / unit)} {name}"
     return f"{value:g}"
 

@@ -302,7 +302,8 @@ def _read(row: dict[str, Any]) -> Prediction:
     """A prediction as a file has it."""
     names = {"step": "step_s", "low": "low_s", "high": "high_s", "peak": "peak_bytes"}
     names |= {"missing": "missing_bytes", "away": "distances"}
-    values = {f.name: row[names.get(f.name, f.name)] for f in fields(Prediction)}
+    keys = ((f.name, names.get(f.name, f.name)) for f in fields(Prediction))
+    values = {name: row[key] for name, key in keys if key in row}
     return Prediction(**values | {"plan": Plan.parse(row["plan"])})
 
 

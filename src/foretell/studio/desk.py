@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,10 +18,11 @@ from typing import Any
 from foretell.advise import Step
 from foretell.cluster import Cluster
 from foretell.cost import price
-from foretell.errors import InputError
+from foretell.errors import ForetellError, InputError
 from foretell.graph.graph import Graph
 from foretell.studio.child import call
 from foretell.survey.survey import changed, outcome
+from foretell.whatif import parse
 
 MOST_STEPS, MOST_SCENARIOS = 32, 200
 LONGEST = 300  # letters of a name
@@ -106,7 +108,16 @@ def opened(
 
     `real` is the measured time of a step without the profiler, in seconds.
     """
-    return desk.add(replace(call(Step.from_file, path, cluster, real), name=name))
+    step = replace(call(Step.from_file, path, cluster, real), name=name)
+    _warm(step)
+    return desk.add(step)
+
+
+def _warm(step: Step) -> None:
+    """Ask once what loads tables and loops, before a person waits for them."""
+    predicted(step, ())
+    with suppress(ForetellError):
+        predicted(step, (str(parse("amp")),))
 
 
 def built(desk: Desk, workload: str, plan: str, cluster: Cluster) -> str:
@@ -122,10 +133,7 @@ def _lowered(workload: str, plan: str, cluster: Cluster) -> Graph:
     return lower(Plan.parse(plan or "dp=1"), load_workload(workload, files=False), cluster)
 
 
-after = changed
-
-
 @lru_cache(512)
 def predicted(step: Step, specs: tuple[str, ...], *, memory: bool = False) -> dict[str, Any]:
     """The outcome of changes to a step; earlier answers are cached."""
-    return outcome(step, specs, after(step, specs), memory=memory)
+    return outcome(step, specs, changed(step, specs), memory=memory)

@@ -7,16 +7,14 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from foretell.advise import Step
-from foretell.errors import ForetellError, InputError
+from foretell.errors import InputError
 from foretell.studio.calls import Studio
-from foretell.studio.desk import Desk, opened, predicted
+from foretell.studio.desk import Desk, opened
 from foretell.studio.guard import protect, send_files, send_page, take_calls, take_uploads
 from foretell.studio.jobs import Jobs
 from foretell.studio.machines import Machines
@@ -57,7 +55,7 @@ def serve(
     desk = Desk(folder)
     try:
         for path in files:
-            _warm(desk.on(opened(desk, path, path.name, None, real), None))
+            opened(desk, path, path.name, None, real)
         token = secrets.token_urlsafe(24)
         server = _server(_app(desk, token, most), port)
     except BaseException:
@@ -66,13 +64,6 @@ def serve(
     thread = threading.Thread(target=server.serve_forever, daemon=True, name="studio")
     thread.start()
     return Running(f"http://{HOST}:{server.server_port}/{token}/", desk, server, thread)
-
-
-def _warm(step: Step) -> None:
-    """Ask once what loads tables and loops, before a person waits for them."""
-    predicted(step, ())
-    with suppress(ForetellError):
-        predicted(step, ("amp:dtype=bf16",))
 
 
 def _app(desk: Desk, token: str, most: int) -> Any:

@@ -32,7 +32,7 @@ def tape_curves(name: str, graph: Graph) -> list[dict[str, Any]]:
 
 
 def _by_kind(found: Occupancy) -> dict[str, Array]:
-    """Bytes held at each op, by what they are for; workspaces and libraries are the rest."""
+    """Bytes held at each op, by what they are for; workspaces are the rest."""
     steps = len(found.held)
     kinds = np.array([s.kind for s in found.tape.storages], np.int64)
     size = np.array([s.bytes for s in found.tape.storages], float)
@@ -44,9 +44,10 @@ def _by_kind(found: Occupancy) -> dict[str, Array]:
         np.add.at(change, np.maximum(found.born[mine], 0), size[mine])
         np.add.at(change, np.minimum(found.dies[mine], steps) + 1, -size[mine])
         sums[word_of(BufferKind, kind)] = np.cumsum(change)[:steps]
-    rest = found.held - np.sum(list(sums.values()), axis=0)
+    library = np.full(steps, found.tape.fixed)
+    rest = found.held - library - np.sum(list(sums.values()), axis=0)
     workspace = sums.get("workspace", np.zeros(steps)) + rest
-    return {**sums, "workspace": workspace}
+    return {**sums, "workspace": workspace, "library": library}
 
 
 def _explained(found: Occupancy) -> str:

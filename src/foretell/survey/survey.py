@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from foretell.advise import TRIED, Recommendations, Step, advise, gain, peak, shown, unfollowed
-from foretell.baseline import steady_seconds
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
 from foretell.report import words
@@ -179,10 +178,10 @@ def compared(step: Step) -> list[dict[str, Any]]:
     """Measured beside predicted: the step as profiled, and without the profiler."""
     if step.measured is None or step.baseline is None:
         return []
-    graph = step.measured.graph
+    measured = float(step.measured.graph.facts["measured"])
     return [
-        {"what": "with the profiler", "measured_s": float(graph.facts["measured"]),
-         "predicted_s": steady_seconds(graph)},
+        {"what": "with the profiler", "measured_s": measured,
+         "predicted_s": measured * (1 + step.baseline.replay_error)},
         {"what": f"{CURRENT}, without the profiler", "measured_s": step.seconds,
          "predicted_s": step.baseline.simulated, "more": step.baseline.note},
     ]  # fmt: skip

@@ -18,9 +18,15 @@ from foretell.graph.graph import Graph
 from foretell.report.page import Line
 from foretell.report.summary import split
 from foretell.simulate import Timeline, simulate
+from foretell.survey.ranks import ranks_table, waits_of
 
 ROW = 4  # steps in a row: the third is shown, what the host does for the fourth is seen beside it
 SHOWN = 2
+# Parts of a step, and the columns of the table of ranks that hold them.
+_COLUMNS = {
+    "compute": "compute_s", "exposed communication": "exposed_s", "bubble": "waits_s",
+    "host": "host_s", "idle": "idle_s",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +88,13 @@ def _inside(row: Timeline, mine: slice) -> tuple[Array, Array]:
 
 
 def _parts(name: str, found: Window) -> dict[str, object]:
-    """Where the step goes; what the graph misses of it is idle time."""
-    parts = split(name, found.clipped())
+    """Where the step goes, of several ranks their mean; what the graph misses of it is idle."""
+    inside = found.clipped()
+    parts = split(name, inside)
     values, missed = dict(parts["values"]), found.seconds - found.length
+    ranks = ranks_table(inside, waits_of(found.around, found.length), {})
+    for part, column in _COLUMNS.items() if ranks else ():
+        values[part] = sum(row[column] for row in ranks) / len(ranks)
     if missed >= 0:
         values["idle"] = values.get("idle", 0.0) + missed
     elif found.length > 0:  # a known time shorter than what the graph holds: all parts shrink

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
+from functools import lru_cache
 
 import numpy as np
 
@@ -123,10 +124,7 @@ def _as_recorded(found: list[Run], tape: Tape, wide: frozenset[int]) -> list[Run
     """
     follow = Autocast(tape)
     follow.run()
-    names = [run.op for run in found], [decision.op.name for decision in follow.decisions]
-    own: dict[int, int] = {}  # the run of a decision
-    for at, first, count in SequenceMatcher(None, *names, autojunk=False).get_matching_blocks():
-        own |= {first + k: at + k for k in range(count)}
+    own = _aligned(tuple(r.op for r in found), tuple(d.op.name for d in follow.decisions))
     said: dict[int, list[Decision]] = {}
     last = 0
     for k, decision in enumerate(follow.decisions):
@@ -137,6 +135,13 @@ def _as_recorded(found: list[Run], tape: Tape, wide: frozenset[int]) -> list[Run
         _recorded(run, said.get(at, []), None if run.task in wide else whose.get(at))
         for at, run in enumerate(found)
     ]
+
+
+@lru_cache(8)  # changes tried on a step one after the other leave most of its operators alone
+def _aligned(runs: tuple[str, ...], decisions: tuple[str, ...]) -> dict[int, int]:
+    """The run of each decision that has one: the longest stretches of equal names first."""
+    blocks = SequenceMatcher(None, runs, decisions, autojunk=False).get_matching_blocks()
+    return {first + k: at + k for at, first, count in blocks for k in range(count)}
 
 
 def _recorded(run: Run, said: list[Decision], own: Decision | None) -> Run:

@@ -361,6 +361,7 @@ const HOLDS = {
   activation: 145,
   input: 50,
   workspace: 350,
+  library: 0,
   bucket: 185,
   other: 240,
 };
@@ -430,7 +431,7 @@ function memoryPlot(m, most) {
       y: high + 34,
       "text-anchor": "middle",
       class: "soft",
-      text: isTime ? "time, " + time(end) : "operators in the order they run, " + count(Math.round(end)),
+      text: isTime ? "time, " + time(end) : "operators in the order they run, " + count(Math.round(end) + 1),
     }),
   );
   return el(

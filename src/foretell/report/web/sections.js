@@ -165,7 +165,7 @@ const HELD_FOR = {
   parameter: "parameters",
   gradient: "gradients",
   optimizer: "optimizer state",
-  workspace: "workspaces of kernels and libraries",
+  workspace: "workspaces of kernels",
   library: "libraries (cuBLAS, cuDNN)",
   input: "the batch",
   other: "temporary tensors",

@@ -24,6 +24,7 @@ const draw = (tag, props = {}, ...kids) => {
   return made;
 };
 const short = v => (Math.abs(v) >= 1000 ? v.toFixed(0) : String(Number(v.toPrecision(3))));
+const ALMOST = 0.9995; // of a unit: what three digits round to one
 const plural = (n, what) => count(n) + " " + what + (n === 1 ? "" : "s");
 const LONG = [
   [86400, "d", 3600, "h"],
@@ -48,7 +49,7 @@ const time = s => {
     [1e-3, "ms"],
     [1e-6, "µs"],
   ])
-    if (Math.abs(s) >= unit) return short(s / unit) + " " + name;
+    if (Math.abs(s) >= ALMOST * unit) return short(s / unit) + " " + name;
   return short(s / 1e-9) + " ns";
 };
 const interval = (low, high) => {
@@ -64,7 +65,7 @@ const size = b => {
     [2 ** 20, "MiB"],
     [2 ** 10, "KiB"],
   ])
-    if (Math.abs(b) >= unit) return short(b / unit) + " " + name;
+    if (Math.abs(b) >= ALMOST * unit) return short(b / unit) + " " + name;
   return b.toFixed(0) + " B";
 };
 const rate = (v, unit) => {
@@ -75,7 +76,7 @@ const rate = (v, unit) => {
     [1e6, "M"],
     [1e3, "k"],
   ])
-    if (v >= scale) return short(v / scale) + " " + name + unit;
+    if (v >= ALMOST * scale) return short(v / scale) + " " + name + unit;
   return v ? short(v) + " " + unit : "";
 };
 const count = n => n.toLocaleString("en");

@@ -324,7 +324,7 @@ function planPicker() {
       if (f.kind === "tick") {
         const box = el("input", { id, type: "checkbox", checked: value === true || value === "yes" });
         box.addEventListener("change", () => keep(box.checked ? "yes" : false));
-        return el("div", { class: "tick" }, box, el("label", { for: id, text: f.name === "sp" ? "sequence parallel" : f.name }));
+        return el("div", { class: "tick" }, box, el("label", { for: id, text: f.name, title: f.name === "sp" ? "sequence parallel" : undefined }));
       }
       if (f.kind === "choice") {
         const pick = el("select", { id }, ...f.options.map(o => el("option", { value: o, text: o || "default" })));
