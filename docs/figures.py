@@ -54,7 +54,11 @@ def lay_out(page: str, kept: dict[str, Any]) -> str:
     """A page as Markdown, from what was kept."""
     made = f"Found on {kept['date']} with foretell {kept['version']} on {kept['machine']}."
     parts = [f"# {WORDS[page]['title']}", WORDS[page]["about"].strip(), made]
-    for table in (Table(**t) for t in kept["tables"]):
+    tables = [Table(**t) for t in kept["tables"]]
+    if page == "accuracy":
+        parts += [f"## {WORDS['expect']['title']}", WORDS["expect"]["about"].strip()]
+        parts.append(_markdown(expected(tables)))
+    for table in tables:
         words = WORDS[table.name]
         parts += [f"## {words['title']}", words["about"].strip().format(**table.told)]
         parts.append(f"    {table.command}")
@@ -67,6 +71,27 @@ def lay_out(page: str, kept: dict[str, Any]) -> str:
 def _markdown(table: Table) -> str:
     head = [f"| {' | '.join(table.head)} |", "|---|" + "--:|" * (len(table.head) - 1)]
     return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in table.rows)])
+
+
+def expected(tables: list[Table]) -> Table:
+    """The figures of a few rows of all tables: what a user may expect, by question."""
+    columns = ["median", "p90", "in the 80 % interval"]
+    rows = []
+    for question, name, key in WORDS["expect"]["rows"]:
+        (table,) = (t for t in tables if t.name == name)
+        if key in table.head:
+            rows.append([question, _middle(table, key), "", ""])
+            continue
+        (row,) = (r for r in table.rows if re.sub(r"\*|\[|\]\(.*", "", r[0]) == key)
+        figures = dict(zip(table.head, row, strict=True))
+        rows.append([question, *(figures.get(column, "") for column in columns)])
+    return Table("expect", "", ["your question", *columns], rows, {})
+
+
+def _middle(table: Table, column: str) -> str:
+    """The median of a column of percentages, over the rows that have one."""
+    cells = [row[table.head.index(column)] for row in table.rows]
+    return f"{np.median([float(cell.split()[0]) for cell in cells if cell]):.1f} %"
 
 
 def found(page: str, given: argparse.Namespace) -> dict[str, Any]:

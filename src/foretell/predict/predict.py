@@ -283,9 +283,9 @@ def summarized(step: ResolvedStep, timeline: Timeline, advises: bool = True) -> 
 def _flops_run(step: ResolvedStep) -> float:
     """Flop that run over those of one forward and backward: recomputed ones count again."""
     run = once = 0.0
-    for ranks, costs, times in step.priced_layers():
-        for at, (cost, many) in enumerate(zip(costs.layers, times, strict=True)):
-            forward, back = layer_parts(costs, at, step.workload)
+    for ranks, prices, times in step.priced_layers():
+        for at, (cost, many) in enumerate(zip(prices.layers, times, strict=True)):
+            forward, back = layer_parts(prices, at, step.workload)
             run += len(ranks) * many * float((forward.flops + back.flops)[0])
             once += len(ranks) * many * float((cost.forward.flops + cost.backward.flops)[0])
     return run / once if once else 1.0
