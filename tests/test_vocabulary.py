@@ -64,6 +64,7 @@ WORDS = {
     "truth values": ("booleans", r"\btruth values?\b"),
     "in the words of": ("as X names it, under the keys of", r"\bin the words of\b"),
     "the person": ("the user", r"\bthe person\b"),
+    "pushes out": ("sends", r"\bpush(es)? out\b"),
     "What a notebook shows, Who runs it": (
         "the thing itself: HTML for notebooks, its ranks",
         r'^"""Whom? (?!.*\?)|\b(the|a) person who\b',
@@ -81,7 +82,7 @@ MODULES = {
 }  # fmt: skip
 CLASSES = {
     "Holding", "Made", "Sheet", "Stack", "Stretch", "Bill", "Placing", "Fusing", "Judge", "Worth",
-    "Pulse",
+    "Pulse", "Stand",
 }  # fmt: skip
 
 # Words that no function or class is called by, wherever it stands, tests among them.

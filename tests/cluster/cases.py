@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from foretell.cluster import Cluster
 from foretell.cluster.read import read
-from foretell.cluster.toml import Page
+from foretell.cluster.toml import Document
 
 _DEVICES = ("v100-16", "p100", "1080ti", "a100-80", "mi250")
 _NICS = ("infiniband-edr", "infiniband-hdr x2", "ethernet-10g", "roce-100g")
@@ -14,9 +14,9 @@ _NICS = ("infiniband-edr", "infiniband-hdr x2", "ethernet-10g", "roce-100g")
 
 def built(values: dict[str, Any]) -> Cluster:
     """The cluster of a file given as values."""
-    page = Page("test", values, {})
-    cluster = read(page)
-    assert cluster is not None, page.problems
+    document = Document("test", values, {})
+    cluster = read(document)
+    assert cluster is not None, document.problems
     return cluster
 
 

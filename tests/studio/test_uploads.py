@@ -9,11 +9,11 @@ import pytest
 
 from foretell.errors import InputError
 from foretell.studio import uploads
-from foretell.studio.uploads import check, ending, keep, shown
+from foretell.studio.uploads import check, display_name, ending, receive
 
 
 def kept(raw, name, folder, most=uploads.MOST):
-    return keep(io.BytesIO(raw).read, name, folder, most)
+    return receive(io.BytesIO(raw).read, name, folder, most)
 
 
 def test_a_file_is_kept_under_a_name_of_our_own(tmp_path):
@@ -33,10 +33,10 @@ def test_endings_that_are_not_read(name, tmp_path):
 
 
 def test_names_are_shown_without_paths_or_signs():
-    assert shown("C:\\temp\\x.json") == "x.json"
-    assert shown("/a/b/<b>x</b>\n.json") == "b>.json"
-    assert shown("\x00\x01") == "unnamed"
-    assert len(shown("x" * 500)) == 80
+    assert display_name("C:\\temp\\x.json") == "x.json"
+    assert display_name("/a/b/<b>x</b>\n.json") == "b>.json"
+    assert display_name("\x00\x01") == "unnamed"
+    assert len(display_name("x" * 500)) == 80
     assert ending("A.JSON.GZ") == ".json.gz"
 
 
@@ -48,7 +48,7 @@ def test_too_long_is_refused_while_it_arrives(tmp_path):
         return b"x" * size
 
     with pytest.raises(InputError, match="more than 8 MiB"):
-        keep(endless, "x.json", tmp_path, 8 << 20)
+        receive(endless, "x.json", tmp_path, 8 << 20)
     assert len(read) <= 9
     assert list(tmp_path.iterdir()) == []
 

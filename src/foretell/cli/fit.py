@@ -1,4 +1,4 @@
-"""`foretell fit`: measured runs fed back, so that the next prediction is better."""
+"""`foretell fit`: prices calibrated with measured runs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ def command(runs: tuple[Path, ...], output: Path | None, as_json: bool, **option
     """Calibrate prices with measured RUNS, and report how much they moved.
 
     RUNS are tables (CSV or lines of JSON with workload, on, plan and step_s) and folders of
-    `foretell run`, or the folder of one `foretell lab`. From tables and runs comes a calibration,
-    with which `predict`, `oracle` and `plan` answer (`--calibration`); from a lab's folder what
-    `lab` predicts with.
+    `foretell run`, or the folder of one `foretell lab`. Tables and runs make a calibration file for
+    `predict`, `oracle` and `plan` (`--calibration`); a lab's folder makes what `lab` predicts with.
     """
     if runs[0].is_dir() and not (runs[0] / "run.json").exists():
         lab_module("cli.fit").fit_folder(_only(runs), options["share"], output, as_json)
@@ -46,7 +45,7 @@ def _only(runs: tuple[Path, ...]) -> Path:
     from foretell.errors import InputError
 
     if len(runs) > 1:
-        raise InputError(f"`{runs[0]}` is a lab's, and there are others", hint="fit it by itself")
+        raise InputError(f"`{runs[0]}` is a lab's folder and not the only one", hint="fit it alone")
     return runs[0]
 
 
@@ -142,7 +141,7 @@ def _calibration_text(found: dict[str, Any]) -> str:
         for r in found["fitted_on"]
     ]
     return "\n\n".join([
-        words.table(("factor", "as long as priced>", "sure to>", "moves the step>"), factors),
+        words.table(("factor", "measured/priced>", "uncertainty>", "effect on step>"), factors),
         words.table(("run", "measured>", "predicted before>", "after>"), runs),
         f"accuracy on these runs: {100 * found['accuracy_before']:.1f} % before, "
         f"{100 * found['accuracy_after']:.1f} % after; factors without a run stay at 1 (± 69 %)",

@@ -2,8 +2,8 @@
 
 The members of the first tier are devices; their bandwidth is the narrowest cut of the node's wires
 that parts them (`Node.spread`). The members of the next are nodes; theirs is what their devices
-can push out through all NICs together (`Node.exit`). From then on members are groups of nodes
-(leaf, rack, …); theirs is the sum of what their own members push out, or the uplink if less.
+can send out through all NICs together (`Node.exit`). From then on members are groups of nodes
+(leaf, rack, …); theirs is the sum of what their own members send out, or the uplink if less.
 
 Groups that communicate at the same time (`beside`) share fairly what they both use: the NICs of a
 node, the uplinks of a switch, the wires inside a node.
@@ -51,7 +51,8 @@ Arc = tuple[int, int]  # (neighbour, link)
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Group = tuple[int, ...]
-Stand = tuple[Ints, Floats]  # one node of each member of a group, and what that member pushes out
+# One node of each member of a group, and the bytes/s that member can send out of itself.
+NodeRates = tuple[Ints, Floats]
 Matrix = Sequence[Sequence[float]]
 Order = tuple[int, ...]
 EXACT = 8  # 2^7 subsets of 7 points: a few milliseconds
@@ -71,8 +72,8 @@ class Level:
     """One tier of a group of ranks.
 
     At the innermost tier a member is one device, at the next one whole node, then one leaf or
-    rack, and so on. A sub-group of one member has nothing to say to itself: its bandwidth is
-    infinite, and a tier made only of such sub-groups is left out.
+    rack, and so on. A sub-group of one member sends nothing: its bandwidth is infinite, and a
+    tier made only of such sub-groups is left out.
     """
 
     kind: str  # of the links that bound it: nvswitch, nvlink, xgmi, pcie, infiniband, ethernet …
@@ -265,29 +266,29 @@ def inner(cluster: "Cluster", members: Members, others: Sequence[Members]) -> Le
 
 def outer(cluster: "Cluster", members: Members, others: Sequence[Members]) -> list[Level]:
     """The tiers between nodes; one that narrows nothing is counted in the next."""
-    stands = _stands(cluster, [members, *others])
+    rates = _node_rates(cluster, [members, *others])
     found = []
     for grouping in cluster.fabric.groupings:
-        nodes, push = stands[0]
+        nodes, rate = rates[0]
         group = grouping.group[nodes]
         sizes = np.bincount(np.unique(group, return_inverse=True)[1])
-        above = _gathered(grouping, stands)
-        if len(sizes) > 1 and above[0][1].sum() > push.sum() * (1 - 1e-9):
+        above = _gathered(grouping, rates)
+        if len(sizes) > 1 and above[0][1].sum() > rate.sum() * (1 - 1e-9):
             continue
         if sizes.max() > 1:
-            found.append(_between(cluster, members, stands[0], grouping))
+            found.append(_between(cluster, members, rates[0], grouping))
         if len(sizes) == 1:
             break
-        stands = above
+        rates = above
     return found
 
 
-def _between(cluster: "Cluster", members: Members, stand: Stand, grouping: "Grouping") -> Level:
+def _between(cluster: "Cluster", members: Members, rates: NodeRates, grouping: "Grouping") -> Level:
     """The tier of members that one grouping joins."""
-    nodes, push = stand
+    nodes, rate = rates
     group = grouping.group[nodes]
     kinds = [(cluster.groups[kind][0], slots) for kind, slots in members.classes]
-    slowest = _slowest(group, push)
+    slowest = _slowest(group, rate)
     each = min(nic.bandwidth for node, _ in kinds for nic in node.nics)
     way_out = max(node.exit(slots).latency for node, slots in kinds)
     thinnest = min(kinds, key=lambda kind: kind[0].exit(kind[1]).bandwidth)[0]
@@ -302,11 +303,11 @@ def _between(cluster: "Cluster", members: Members, stand: Stand, grouping: "Grou
     )
 
 
-def _slowest(group: Ints, push: Floats) -> Floats:
+def _slowest(group: Ints, rate: Floats) -> Floats:
     """The slowest member of each group; infinite for a group of one."""
     _, at = np.unique(group, return_inverse=True)
     slowest = np.full(at.max() + 1, inf)
-    np.minimum.at(slowest, at, push)
+    np.minimum.at(slowest, at, rate)
     slowest[np.bincount(at) == 1] = inf
     return slowest
 
@@ -321,9 +322,9 @@ def _crossing(cluster: "Cluster", nodes: Ints, group: Ints) -> float:
     return max(fabric.delay(a, b) for a, b in pairs.tolist())
 
 
-def _stands(cluster: "Cluster", groups: Sequence[Members]) -> list[Stand]:
-    """The nodes of each group and what it pushes out of each, NICs being shared."""
-    alone = [(m.nodes, _pushes(cluster, m)) for m in groups]
+def _node_rates(cluster: "Cluster", groups: Sequence[Members]) -> list[NodeRates]:
+    """The nodes of each group and what it can send out of each; NICs are shared."""
+    alone = [(m.nodes, _exit_rates(cluster, m)) for m in groups]
     if len(groups) == 1:
         return alone
     held: dict[int, set[int]] = {}
@@ -334,30 +335,30 @@ def _stands(cluster: "Cluster", groups: Sequence[Members]) -> list[Stand]:
         node: _kind(cluster, node).exit(tuple(sorted(slots))).bandwidth
         for node, slots in held.items()
     }
-    return [(nodes, push) for (nodes, _), push in zip(alone, _fair(alone, limit), strict=True)]
+    return [(nodes, rate) for (nodes, _), rate in zip(alone, _fair(alone, limit), strict=True)]
 
 
-def _pushes(cluster: "Cluster", members: Members) -> Floats:
+def _exit_rates(cluster: "Cluster", members: Members) -> Floats:
     exits = [cluster.groups[kind][0].exit(slots).bandwidth for kind, slots in members.classes]
     return np.array(exits)[members.alike]
 
 
-def _gathered(grouping: "Grouping", stands: Sequence[Stand]) -> list[Stand]:
-    """The same with groups of nodes as members: one node for each, and what it pushes out."""
+def _gathered(grouping: "Grouping", rates: Sequence[NodeRates]) -> list[NodeRates]:
+    """The same with groups of nodes as members: one node for each, and what it can send out."""
     reps, wants = [], []
-    for nodes, push in stands:
+    for nodes, rate in rates:
         ids, first, at = np.unique(grouping.group[nodes], return_index=True, return_inverse=True)
-        total = np.minimum(np.bincount(at, weights=push), grouping.out[ids])
+        total = np.minimum(np.bincount(at, weights=rate), grouping.out[ids])
         reps.append(nodes[first])
-        # a group that stands within one of them needs no uplink
+        # a group inside one of them needs no uplink
         wants.append((ids, total if len(ids) > 1 else np.zeros(1)))
-    if len(stands) == 1:
+    if len(rates) == 1:
         return [(reps[0], wants[0][1])]
     limit = {i: float(grouping.out[i]) for ids, _ in wants for i in ids.tolist()}
     return list(zip(reps, _fair(wants, limit), strict=True))
 
 
-def _fair(wants: Sequence[Stand], limit: Mapping[int, float]) -> list[Floats]:
+def _fair(wants: Sequence[NodeRates], limit: Mapping[int, float]) -> list[Floats]:
     """Max-min fair shares of common limits."""
     wanted: dict[int, list[float]] = {}
     for places, amounts in wants:

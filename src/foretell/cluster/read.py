@@ -32,7 +32,7 @@ from foretell.cluster.toml import (
     MOST,
     MOST_INSIDE,
     Cable,
-    Page,
+    Document,
     Problem,
     Scope,
     Table,
@@ -65,7 +65,7 @@ def devices() -> Mapping[str, Device]:
     """Every device preset by name, aliases included."""
     found: dict[str, Device] = {}
     for name, table in _presets("devices"):
-        found[name] = _finished(table.page, read_device(table, name, found))
+        found[name] = _finished(table.document, read_device(table, name, found))
     return found | {a: found[n] for a, n in aliases("devices").items()}
 
 
@@ -91,13 +91,13 @@ def titled(title: str) -> Device | None:
 @cache
 def cables() -> Mapping[str, Cable]:
     """Every link preset by name."""
-    return {name: _finished(t.page, read_cable(t)) for name, t in _presets("links")}
+    return {name: _finished(t.document, read_cable(t)) for name, t in _presets("links")}
 
 
 def _presets(what: str) -> Iterator[tuple[str, Table]]:
     for name, values in tables(what).items():
-        page = Page(f"presets/{what} ({name})", values, {})
-        yield name, Table(page, (), values, f"{what[:-1]} `{name}`")
+        document = Document(f"presets/{what} ({name})", values, {})
+        yield name, Table(document, (), values, f"{what[:-1]} `{name}`")
 
 
 def scope() -> Scope:
@@ -115,7 +115,7 @@ def tables(what: str) -> Tables:
 def clusters() -> Tables:
     """The cluster presets: one file each, as a user would write it."""
     pages = (tomllib.loads(text) for text in _texts("clusters"))
-    return {str(page["name"]): page for page in pages}
+    return {str(document["name"]): document for document in pages}
 
 
 @cache
@@ -158,133 +158,135 @@ def load(text: str) -> Cluster:
     name, given = (text, {}) if text.endswith(".toml") else spec.split(text)
     wanted = options(given)
     if _is_file(name):
-        page = _page(Path(name))
-        cluster = _finished(page, read(page))
+        document = _page(Path(name))
+        cluster = _finished(document, read(document))
         if not given:
             return cluster
     else:
         plain = name.lower().replace("_", "-")
-        page = Page(text, table(plain), {})
-        wanted = one(plain, wanted)
-    page = replace(page, values=changed(page.values, wanted, text))
-    return ranked(_finished(page, read(page)), wanted, text)
+        document = Document(text, table(plain), {})
+        wanted = one_device(plain, wanted)
+    document = replace(document, values=with_options(document.values, wanted, text))
+    return with_ranks(_finished(document, read(document)), wanted, text)
 
 
 def loads(text: str) -> Cluster:
     """The cluster that the text of a cluster file describes."""
-    page = parse(text)
-    return _finished(page, read(page))
+    document = parse(text)
+    return _finished(document, read(document))
 
 
 def validate(source: str | Path) -> tuple[Problem, ...]:
     """Everything wrong with a cluster file, given its path or its text; empty where it is sound."""
     if isinstance(source, Path) or ("\n" not in source and _is_file(source)):
         try:
-            page = _page(Path(source))
+            document = _page(Path(source))
         except InputError as error:
             return (Problem(error.message, 0, error.hint),)
     else:
-        page = parse(source)
-    read(page)
-    return tuple(in_order(page.problems))
+        document = parse(source)
+    read(document)
+    return tuple(in_order(document.problems))
 
 
 def _is_file(text: str) -> bool:
     return text.endswith(".toml") or "/" in text
 
 
-def _page(path: Path) -> Page:
+def _page(path: Path) -> Document:
     if not is_there(str(path)):
         hint = f"a preset has no ending: {', '.join(clusters())}, …"
         raise InputError(f"there is no file `{path}`", hint=hint)
     return parse(read_text(path, limits().config, "cluster file"), str(path))
 
 
-def _finished(page: Page, made: T | None) -> T:
-    """What was made of a page, or an error that tells its problems."""
-    if page.problems or made is None:
-        raise fail(page.problems, page.file)
+def _finished(document: Document, made: T | None) -> T:
+    """What was made of a document, or an error that tells its problems."""
+    if document.problems or made is None:
+        raise fail(document.problems, document.file)
     return made
 
 
-def read(page: Page) -> Cluster | None:
-    """The cluster a page describes; its problems are noted on the page."""
-    if page.problems:
+def read(document: Document) -> Cluster | None:
+    """The cluster a document describes; its problems are noted on the document."""
+    if document.problems:
         return None
-    top = Table(page, (), page.values, "the cluster")
+    top = Table(document, (), document.values, "the cluster")
     top.allow(_FILE)
-    scope = _scope(page)
-    groups = list(_groups(page, scope))
+    scope = _scope(document)
+    groups = list(_groups(document, scope))
     num_nodes = sum(count for _, count in groups)
-    tiers = _tiers(page, [node for node, _ in groups])
-    switches = read_switches(_many(page, "switch"), num_nodes, scope)
-    if page.problems:
+    tiers = _tiers(document, [node for node, _ in groups])
+    switches = read_switches(_many(document, "switch"), num_nodes, scope)
+    if document.problems:
         return None
     made = whole.of(
-        top.text("name", Path(page.file).stem or "cluster"),
+        top.text("name", Path(document.file).stem or "cluster"),
         groups,
         tiers=tiers,
         switches=switches,
         title=top.text("title"),
     )
-    check(page, made)
-    factors = _calibration(page)
-    return None if page.problems else _placed(top, replace(made, calibration=factors))
+    check(document, made)
+    factors = _calibration(document)
+    return None if document.problems else _placed(top, replace(made, calibration=factors))
 
 
-def _calibration(page: Page) -> Calibration:
-    """How the machines really run, where the page says so."""
+def _calibration(document: Document) -> Calibration:
+    """How the machines really run, where the document says so."""
     try:
-        return Calibration.of(dict(page.values.get("calibration", {})), "[calibration]")
+        return Calibration.of(dict(document.values.get("calibration", {})), "[calibration]")
     except (InputError, TypeError, ValueError) as error:
-        page.note(("calibration",), str(getattr(error, "message", error)))
+        document.note(("calibration",), str(getattr(error, "message", error)))
         return Calibration()
 
 
-def _scope(page: Page) -> Scope:
-    """The presets, with what the page defines in front."""
+def _scope(document: Document) -> Scope:
+    """The presets, with what the document defines in front."""
     known = scope()
     cables = {
         name: cable
-        for name, table in _named(page, "link")
+        for name, table in _named(document, "link")
         if (cable := read_cable(table)) is not None
     }
     devices: dict[str, Any] = {}
-    for name, table in _named(page, "device"):
+    for name, table in _named(document, "device"):
         device = read_device(table, name, ChainMap(devices, dict(known.devices)))
         if device is not None:
             devices[name] = device
     return Scope(ChainMap(devices, dict(known.devices)), ChainMap(cables, dict(known.cables)))
 
 
-def _named(page: Page, key: str) -> Iterator[tuple[str, Table]]:
+def _named(document: Document, key: str) -> Iterator[tuple[str, Table]]:
     """The tables of [key.NAME]."""
-    tables = page.values.get(key, {})
+    tables = document.values.get(key, {})
     if not isinstance(tables, dict):
-        page.note((key,), f"[[{key}]] is a list", f"write `[{key}.NAME]`")
+        document.note((key,), f"[[{key}]] is a list", f"write `[{key}.NAME]`")
         return
     for name, values in tables.items():
         if isinstance(values, dict):
-            yield name, Table(page, (key, name), values, f"{key} `{name}`")
+            yield name, Table(document, (key, name), values, f"{key} `{name}`")
         else:
-            page.note((key, name), f"`{key}.{name}` is `{values}`, not a table")
+            document.note((key, name), f"`{key}.{name}` is `{values}`, not a table")
 
 
-def _many(page: Page, key: str) -> Iterator[Table]:
+def _many(document: Document, key: str) -> Iterator[Table]:
     """The tables of [[key]]."""
-    tables = page.values.get(key, [])
+    tables = document.values.get(key, [])
     if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
-        page.note((key,), f"`{key}` is not a list of tables", f"write `[[{key}]]`")
+        document.note((key,), f"`{key}` is not a list of tables", f"write `[[{key}]]`")
         return
     for i, values in enumerate(tables):
-        yield Table(page, (key, i), values, f"{key} {i}")
+        yield Table(document, (key, i), values, f"{key} {i}")
 
 
-def _groups(page: Page, scope: Scope) -> Iterator[tuple[Node, int]]:
+def _groups(document: Document, scope: Scope) -> Iterator[tuple[Node, int]]:
     """The kinds of node and how many of each."""
-    tables = list(_many(page, "node"))
-    if not tables and not page.problems:
-        page.note(("node",), "there is no [[node]]: the cluster is empty", "add one; see the docs")
+    tables = list(_many(document, "node"))
+    if not tables and not document.problems:
+        document.note(
+            ("node",), "there is no [[node]]: the cluster is empty", "add one; see the docs"
+        )
     total = 0
     for table in map(_expanded, tables):
         if table is None:
@@ -307,10 +309,10 @@ def _expanded(table: Table) -> Table | None:
     found = named("nodes", name)
     if found is None:
         known = [*tables("nodes"), *aliases("nodes")]
-        table.page.note_unknown((*table.place, "preset"), "node preset", name, known)
+        table.document.note_unknown((*table.place, "preset"), "node preset", name, known)
         return None
     values = {**_fitting(found, table.values), **table.values}
-    return Table(table.page, table.place, values, f"{table.what} (`{name}`)")
+    return Table(table.document, table.place, values, f"{table.what} (`{name}`)")
 
 
 def _fitting(behind: Mapping[str, Any], front: Mapping[str, Any]) -> dict[str, Any]:
@@ -329,13 +331,13 @@ def _fitting(behind: Mapping[str, Any], front: Mapping[str, Any]) -> dict[str, A
     return out
 
 
-def _tiers(page: Page, nodes: list[Node]) -> list[Tier]:
+def _tiers(document: Document, nodes: list[Node]) -> list[Tier]:
     """The tiers of switches; one that leaves its latency out takes its network's."""
     hop = max((node.hop for node in nodes), default=0.0)
-    tiers = [read_tier(table) for table in _many(page, "tier")]
-    if tiers and page.values.get("switch"):
-        page.note(("tier",), "the network is given twice, by [[tier]] and by [[switch]]")
-    if not tiers and not page.values.get("switch"):
+    tiers = [read_tier(table) for table in _many(document, "tier")]
+    if tiers and document.values.get("switch"):
+        document.note(("tier",), "the network is given twice, by [[tier]] and by [[switch]]")
+    if not tiers and not document.values.get("switch"):
         tiers = [Tier("switch")]
     return [replace(t, latency=t.latency or hop) for t in tiers]
 
@@ -407,14 +409,14 @@ def options(given: Mapping[str, str]) -> Options:
     return found
 
 
-def one(name: str, options: Options) -> Options:
+def one_device(name: str, options: Options) -> Options:
     """The name of a device alone is one device; with `gpus` or `nodes`, that many."""
     is_device = not named("clusters", name) and not named("nodes", name)
-    unsaid = options.gpus is None and options.nodes is None
-    return replace(options, gpus=1) if is_device and unsaid else options
+    is_unsized = options.gpus is None and options.nodes is None
+    return replace(options, gpus=1) if is_device and is_unsized else options
 
 
-def changed(table: Mapping[str, Any], options: Options, text: str) -> dict[str, Any]:
+def with_options(table: Mapping[str, Any], options: Options, text: str) -> dict[str, Any]:
     """The file a preset stands for, with a spec's options written into it."""
     nodes = [dict(entry) for entry in table["node"]]
     wanted = {"device": options.device, "nic": options.nic, "nics": options.nics}
@@ -439,11 +441,11 @@ def _num_nodes(nodes: list[dict[str, Any]], options: Options, text: str) -> int 
         raise InputError(f"`{text}` has several kinds of node: `nodes` is unclear", hint=hint)
     if options.nodes is not None or options.gpus is None:
         return options.nodes
-    devices = _behind(nodes[0]).get("devices", 1)
+    devices = _with_preset(nodes[0]).get("devices", 1)
     return -(-options.gpus // (len(devices) if isinstance(devices, list) else devices))
 
 
-def _behind(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_preset(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     """A [[node]] table with its preset behind it, unread."""
     return {**node(entry["preset"]), **entry} if "preset" in entry else entry
 
@@ -459,7 +461,7 @@ def _racks(table: Mapping[str, Any], options: Options, count: int) -> list[dict[
         return tiers
     if table.get("switch"):
         return []
-    rack = options.rack or _behind(table["node"][0]).get("rack", count)
+    rack = options.rack or _with_preset(table["node"][0]).get("rack", count)
     if rack >= count and thin is not None:
         rack = 1  # all nodes share one leaf: what is thin is each node's own uplink
     if rack >= count:
@@ -468,7 +470,7 @@ def _racks(table: Mapping[str, Any], options: Options, count: int) -> list[dict[
     return [leaf, {"name": "spine"}]
 
 
-def ranked(cluster: Cluster, options: Options, text: str) -> Cluster:
+def with_ranks(cluster: Cluster, options: Options, text: str) -> Cluster:
     """Only the requested number of ranks: nodes filled in order, or evenly where both are given.
 
     Racks of one NVLink domain are shared out evenly too, as schedulers do: 256 of four racks of 72
@@ -490,26 +492,26 @@ def ranked(cluster: Cluster, options: Options, text: str) -> Cluster:
     return cluster.subset(np.flatnonzero(cluster.slots < each).tolist())
 
 
-def check(page: Page, cluster: Cluster) -> None:
+def check(document: Document, cluster: Cluster) -> None:
     """Note every device or node that is cut off."""
     several = len(cluster.kinds) > 1
     for i, (node, _) in enumerate(cluster.groups):
-        if not _is_joined(page, i, node):
+        if not _is_joined(document, i, node):
             continue
         if several and not node.nics:
             hint = 'give it one: `nic = "infiniband-hdr"` or `nic = "ethernet-25g"`'
-            page.note(("node", i), f"node `{node.name}` has no nic to reach the others", hint)
+            document.note(("node", i), f"node `{node.name}` has no nic to reach the others", hint)
         elif several:
-            _check_exits(page, i, node)
-    if not several or page.problems:
+            _check_exits(document, i, node)
+    if not several or document.problems:
         return
     if cluster.switches:
-        _check_switches(page, cluster)
+        _check_switches(document, cluster)
     else:
-        _check_tiers(page, cluster)
+        _check_tiers(document, cluster)
 
 
-def _is_joined(page: Page, i: int, node: Node) -> bool:
+def _is_joined(document: Document, i: int, node: Node) -> bool:
     """Whether the devices of a node reach each other."""
     if _share_a_host(node):
         return True
@@ -517,7 +519,7 @@ def _is_joined(page: Page, i: int, node: Node) -> bool:
         if node.path(a, b) is None:
             hint = "link them, or set `forwards = true` if devices pass on each other's traffic"
             message = f"device{b} of node `{node.name}` is an island: no way leads to device{a}"
-            page.note(("node", i), message, hint)
+            document.note(("node", i), message, hint)
             return False
     return True
 
@@ -534,27 +536,29 @@ def _share_a_host(node: Node) -> bool:
     return all(any(v in part for v, _ in node.wires.arcs[d]) for d in range(size))
 
 
-def _check_exits(page: Page, i: int, node: Node) -> None:
+def _check_exits(document: Document, i: int, node: Node) -> None:
     for slot in range(len(node.devices)):
         if node.nic(slot) < 0:
             hint = "link it to a nic, a PCIe switch or a socket"
-            page.note(("node", i), f"device{slot} of node `{node.name}` reaches no nic", hint)
+            document.note(("node", i), f"device{slot} of node `{node.name}` reaches no nic", hint)
             return
 
 
-def _check_tiers(page: Page, cluster: Cluster) -> None:
+def _check_tiers(document: Document, cluster: Cluster) -> None:
     last = cluster.fabric.groupings[-1]
     if len(last.out) > 1:
         hint = "add a last [[tier]] without `size`"
         count = len(last.out)
-        page.note(("tier",), f"the top tier `{last.name}` leaves {count} islands of nodes", hint)
+        document.note(
+            ("tier",), f"the top tier `{last.name}` leaves {count} islands of nodes", hint
+        )
 
 
-def _check_switches(page: Page, cluster: Cluster) -> None:
+def _check_switches(document: Document, cluster: Cluster) -> None:
     homes = {n for switch in cluster.switches for n in switch.nodes}
     for n in range(len(cluster.kinds)):
         if n not in homes:
-            page.note(("switch",), f"node {n} is an island: no switch names it in `nodes`")
+            document.note(("switch",), f"node {n} is an island: no switch names it in `nodes`")
             return
     fabric = cluster.fabric
     for s, switch in enumerate(cluster.switches):
@@ -562,5 +566,5 @@ def _check_switches(page: Page, cluster: Cluster) -> None:
             first = cluster.switches[int(fabric.home[0])].name
             hint = f'link them: `links = [["{first}", "…"]]`'
             message = f"switch `{switch.name}` is an island: no way leads to `{first}`"
-            page.note(("switch", s), message, hint)
+            document.note(("switch", s), message, hint)
             return

@@ -3,9 +3,9 @@ nodes.
 
 Quantities are as people write them: `25 GB/s`, `200 Gb/s`, `0.6 us`, `80 GiB`, `312 Tflop/s`; a
 bare number is in base units. `read` and `write` are exact inverses (decimal arithmetic), and bits
-(`b`) and bytes (`B`) are never confused. Every reader takes a `Table`, notes what is wrong on its
-page and goes on, and gives back None only where nothing sensible can be made; so one pass over a
-file finds all its problems.
+(`b`) and bytes (`B`) are never confused. Every reader takes a `Table`, notes what is wrong in its
+`Document` and goes on, and gives back None only where nothing sensible can be made; so one pass
+over a file finds all its problems.
 """
 
 import math
@@ -52,7 +52,7 @@ Place = tuple[str | int, ...]  # ("node", 2, "nic"): the key `nic` of the third 
 _NAME = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
 _HEADER = re.compile(rf"\s*(\[\[?)\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(rf"\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*=(.*)")
-_TOLD = 100  # problems of a file that are listed at once
+_LISTED = 100  # problems of a file that are listed at once
 _AT_LINE = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
 MOST = 2**20  # ranks or nodes a file may ask for: beyond it is a slip, not a cluster
 MOST_INSIDE = 1024  # devices, switches or NICs in one node
@@ -135,7 +135,7 @@ class Problem:
 
 
 @dataclass
-class Page:
+class Document:
     """A TOML text being read: its values, the line of each key, and the problems found so far."""
 
     file: str
@@ -166,17 +166,17 @@ class Page:
         return self.lines.get(place, 0)
 
 
-def parse(text: str, file: str = "") -> Page:
-    """Read a TOML text; a text that is not TOML becomes a page with that one problem."""
+def parse(text: str, file: str = "") -> Document:
+    """Read a TOML text; a text that is not TOML becomes a document with that one problem."""
     if not text.strip():
         hint = "a cluster file needs at least one [[node]] table; see docs/reference/clusters.md"
-        return Page(file, {}, {}, {Problem("the file is empty", 0, hint, file): None})
+        return Document(file, {}, {}, {Problem("the file is empty", 0, hint, file): None})
     try:
-        return Page(file, parse_toml(text, file or "the cluster", finite=False), _lines(text))
+        return Document(file, parse_toml(text, file or "the cluster", finite=False), _lines(text))
     except InputError as error:
-        return Page(file, {}, {}, {Problem(error.message, 0, error.hint, file): None})
+        return Document(file, {}, {}, {Problem(error.message, 0, error.hint, file): None})
     except tomllib.TOMLDecodeError as error:
-        return Page(file, {}, {}, {_not_toml(text, str(error), file): None})
+        return Document(file, {}, {}, {_not_toml(text, str(error), file): None})
 
 
 def _not_toml(text: str, error: str, file: str) -> Problem:
@@ -194,9 +194,9 @@ def fail(problems: list[Problem], file: str) -> InputError:
     first = problems[0]
     if len(problems) == 1:
         return InputError(str(first), hint=first.hint)
-    told = in_order(problems)[:_TOLD]
-    rows = "\n".join(f"  {p}" + (f" ({p.hint})" if p.hint else "") for p in told)
-    rows += f"\n  and {len(problems) - _TOLD} more" * (len(problems) > _TOLD)
+    listed = in_order(problems)[:_LISTED]
+    rows = "\n".join(f"  {p}" + (f" ({p.hint})" if p.hint else "") for p in listed)
+    rows += f"\n  and {len(problems) - _LISTED} more" * (len(problems) > _LISTED)
     return InputError(f"{len(problems)} problems in {file or 'the cluster'}:\n{rows}")
 
 
@@ -275,22 +275,22 @@ class Scope:
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a page, with a name for messages."""
+    """One table of a document, with a name for messages."""
 
-    page: Page
+    document: Document
     place: Place
     values: Mapping[str, Any]
     what: str  # "device `a100`"
 
     def note(self, key: str, message: str, hint: str = "") -> None:
         """Remember a problem with one key."""
-        self.page.note((*self.place, key), message, hint)
+        self.document.note((*self.place, key), message, hint)
 
     def allow(self, known: Collection[str]) -> None:
         """Note every key that has no meaning here."""
         for key in self.values:
             if key not in known:
-                self.page.note_unknown((*self.place, key), f"key in {self.what}", key, known)
+                self.document.note_unknown((*self.place, key), f"key in {self.what}", key, known)
 
     def number(self, key: str, unit: str, default: float | None = None) -> float:
         """A quantity above zero, or zero where that is the default; no default: it is needed."""
@@ -361,7 +361,7 @@ class Table:
         name, _, times = value.partition(" ")
         count = times.strip().removeprefix("x") or "1"
         if name not in scope.cables:
-            self.page.note_unknown((*self.place, key), "link", name, scope.cables)
+            self.document.note_unknown((*self.place, key), "link", name, scope.cables)
             return None
         if not count.isdecimal() or not 1 <= int(count) <= MOST:
             self.note(key, f"`{value}` in {self.what}: `{times}` is not a count like `x2`")
@@ -374,7 +374,7 @@ def read_cable(table: Table) -> Cable | None:
     table.allow(("kind", "bandwidth", "latency", "switch", "sources", "title"))
     kind = table.text("kind", "ethernet")
     if kind not in KINDS:
-        table.page.note_unknown((*table.place, "kind"), "kind of link", kind, KINDS)
+        table.document.note_unknown((*table.place, "kind"), "kind of link", kind, KINDS)
         return None
     times = (table.number(key, "s", 0.0) for key in ("latency", "switch"))
     return Cable(kind, table.number("bandwidth", "B/s"), *times)
@@ -386,22 +386,22 @@ def read_device(table: Table, name: str, known: Mapping[str, Device]) -> Device 
     base = None
     if like := table.text("like"):
         if like not in known:
-            table.page.note_unknown((*table.place, "like"), "device", like, known)
+            table.document.note_unknown((*table.place, "like"), "device", like, known)
             return None
         base = known[like]
-    usual: dict[str, Any] = vars(base) if base else {"title": name, **_PLAIN}
-    said: dict[str, Any] = {key: table.text(key, usual[key]) for key in DEVICE_TEXTS}
-    said |= {key: table.number(key, unit, usual.get(key)) for key, unit in DEVICE_UNITS.items()}
-    units, flops = table.whole("units", usual["units"]), _flops(table, base)
-    return Device(name, units=units, flops=flops, sources=_sources(table), **said)
+    defaults: dict[str, Any] = vars(base) if base else {"title": name, **_PLAIN}
+    given: dict[str, Any] = {key: table.text(key, defaults[key]) for key in DEVICE_TEXTS}
+    given |= {key: table.number(key, unit, defaults.get(key)) for key, unit in DEVICE_UNITS.items()}
+    units, flops = table.whole("units", defaults["units"]), _flops(table, base)
+    return Device(name, units=units, flops=flops, sources=_sources(table), **given)
 
 
 def _flops(table: Table, base: Device | None) -> dict[str, float]:
     rates = dict(base.flops) if base else {}
-    inner = Table(table.page, (*table.place, "flops"), table.under("flops"), table.what)
+    inner = Table(table.document, (*table.place, "flops"), table.under("flops"), table.what)
     for key in inner.values:
         if key not in FORMATS:
-            inner.page.note_unknown((*inner.place, key), "number format", key, FORMATS)
+            inner.document.note_unknown((*inner.place, key), "number format", key, FORMATS)
             continue
         rates[key] = inner.number(key, "flop/s")
     if "fp32" not in rates:
@@ -466,7 +466,7 @@ def _trunks(table: Table, name: str, names: Collection[str], scope: Scope) -> It
     for row in table.texts("links", "switch, link", '"spine", "infiniband-hdr x4"'):
         if row[0] not in names or row[0] == name:
             others = [n for n in names if n != name]
-            table.page.note_unknown((*table.place, "links"), "switch", row[0], others)
+            table.document.note_unknown((*table.place, "links"), "switch", row[0], others)
         elif found := table.cable("links", scope, row[1]):
             yield _link(name, row[0], *found)
 
@@ -518,7 +518,7 @@ def _devices(table: Table, scope: Scope) -> tuple[Device, ...]:
         return ()
     strange = [str(name) for name in names if str(name) not in scope.devices]
     for name in strange:
-        table.page.note_unknown((*table.place, key), "device", name, scope.devices)
+        table.document.note_unknown((*table.place, key), "device", name, scope.devices)
     if strange:
         return ()
     found = tuple(scope.devices[str(name)] for name in names)
@@ -548,7 +548,7 @@ def _vertices(table: Table, devices: tuple[Device, ...]) -> dict[str, str]:
     for name, kind in table.under("vertices").items():
         if kind not in VERTICES[1:-1]:
             place = (*table.place, "vertices", name)
-            table.page.note_unknown(place, "kind of vertex", str(kind), VERTICES[1:-1])
+            table.document.note_unknown(place, "kind of vertex", str(kind), VERTICES[1:-1])
         found[name] = str(kind)
     return found
 
@@ -607,7 +607,7 @@ def _given(table: Table, scope: Scope, vertices: Mapping[str, str]) -> Iterator[
     for row in table.texts("links", "from, to, link", '"device0", "device1", "nvlink2 x2"'):
         strange = [end for end in row[:2] if end not in vertices]
         for end in strange:
-            table.page.note_unknown((*table.place, "links"), "vertex", end, vertices)
+            table.document.note_unknown((*table.place, "links"), "vertex", end, vertices)
         if row[0] == row[1]:
             table.note("links", f"{table.what} links `{row[0]}` to itself")
         elif not strange and (found := table.cable("links", scope, row[2])):
@@ -619,7 +619,7 @@ def _ports(table: Table, scope: Scope, vertices: Mapping[str, str]) -> Iterator[
     for row in table.texts("ports", "nic, link", '"nic0", "infiniband-hdr"'):
         if vertices.get(row[0]) != "nic":
             nics = [name for name, kind in vertices.items() if kind == "nic"]
-            table.page.note_unknown((*table.place, "ports"), "nic", row[0], nics)
+            table.document.note_unknown((*table.place, "ports"), "nic", row[0], nics)
         else:
             found = table.cable("ports", scope, row[1])
             if found and speaks_network(table, "ports", found[0]):

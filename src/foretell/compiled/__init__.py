@@ -4,10 +4,10 @@
     def total(values: F1) -> float:
         ...
 
-`F1` is a row of 64-bit reals, `F2` a table of them; the other letters: `I` whole numbers of 64
-bits, `J` of 32, `S` of 16, `C` of 8, `U` unsigned of 8, `B` booleans, `H` reals of 32 bits. A
-loop whose parameters all say their type can be called from Python; others are parts of such.
-Without a compiler every loop runs as the Python it is: slower, with the same answer.
+`F1` is a 1-D array of float64, `F2` a 2-D one. The other letters: `I` int64, `J` int32, `S` int16,
+`C` int8, `U` uint8, `B` bool, `H` float32. A
+loop whose parameters all have a type can be called from Python; the others are called by loops.
+Without a compiler every loop runs as plain Python: slower, with the same answer.
 """
 
 from __future__ import annotations
@@ -55,20 +55,22 @@ class Loop:
         self.function = function
         self.native: Callable[[tuple[Any, ...]], Any] | None = None
         self.is_bound = False
-        code, notes = function.__code__, function.__annotations__
-        self.many = code.co_argcount
-        self.is_entry = all(notes.get(n, "Any") != "Any" for n in code.co_varnames[: self.many])
-        self.returns = notes.get("return")
+        code, annotations = function.__code__, function.__annotations__
+        self.arity = code.co_argcount
+        self.is_entry = all(
+            annotations.get(n, "Any") != "Any" for n in code.co_varnames[: self.arity]
+        )
+        self.returns = annotations.get("return")
         LOOPS.append(self)
 
-    def __call__(self, *args: Any, **words: Any) -> Any:
-        """What the loop gives."""
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run the loop, compiled where it was built."""
         if not self.is_bound:
             self._bind()
         if self.native is None:
-            return self.function(*args, **words)
-        if words or len(args) != self.many:
-            args = self._in_order(args, words)
+            return self.function(*args, **named)
+        if named or len(args) != self.arity:
+            args = self._in_order(args, named)
         try:
             found = self.native(args)
         except TypeError:
@@ -82,10 +84,10 @@ class Loop:
         if self.is_entry:
             self.native = native(self.function)
 
-    def _in_order(self, args: tuple[Any, ...], words: dict[str, Any]) -> tuple[Any, ...]:
+    def _in_order(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         from inspect import signature
 
-        bound = signature(self.function).bind(*args, **words)
+        bound = signature(self.function).bind(*args, **named)
         bound.apply_defaults()
         return tuple(bound.arguments.values())
 

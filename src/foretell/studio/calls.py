@@ -22,7 +22,7 @@ from foretell.studio.child import call
 from foretell.studio.desk import Desk, built, opened, predicted
 from foretell.studio.jobs import Jobs
 from foretell.studio.machines import Machines
-from foretell.studio.uploads import known
+from foretell.studio.uploads import safe_name
 from foretell.survey.survey import known_outcome
 from foretell.whatif import ordered, parse
 
@@ -234,7 +234,7 @@ def _export(studio: Studio, request: Request) -> dict[str, Any]:
             f"`{form[:40]}` cannot be exported", hint="report, trace, plan or settings can"
         )
     step = _step(studio, request)
-    name = known(step.name.partition(".")[0])
+    name = safe_name(step.name.partition(".")[0])
     name += ".html" if form == "report" else ".trace.json.gz"
     views.write(step, changes(request), folder / name)
     return {"file": name}

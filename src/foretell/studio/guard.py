@@ -16,7 +16,7 @@ from foretell.io import decode
 from foretell.report.page import SCRIPTS
 from foretell.studio.calls import Studio, answer
 from foretell.studio.desk import Desk, opened
-from foretell.studio.uploads import MOST, keep, shown, too_large
+from foretell.studio.uploads import MOST, display_name, receive, too_large
 
 HOSTS = ("127.0.0.1", "localhost")
 ASSETS = (*(f"{name}.js" for name in SCRIPTS if name != "main"), "style.css", "studio.css",
@@ -108,12 +108,12 @@ def take_uploads(server: Any, token: str, desk: Desk, most: int = MOST) -> None:
         try:
             if (request.content_length or 0) > most:
                 raise too_large(name, most)
-            path = keep(request.stream.read, name, desk.folder, most)
+            path = receive(request.stream.read, name, desk.folder, most)
             try:
-                key = opened(desk, path, shown(name))
+                key = opened(desk, path, display_name(name))
             finally:
                 path.unlink(missing_ok=True)
-            return jsonify({"step": key, "name": shown(name)})
+            return jsonify({"step": key, "name": display_name(name)})
         except ForetellError as error:
             return jsonify({"error": _plain(error, desk.folder, name)}), 400
 
@@ -127,7 +127,7 @@ def _plain(error: ForetellError, folder: Path, name: str) -> str:
         start = text.find(f"{path}/upload-")
         while start >= 0:
             stop = text.find("`", start)
-            text = text[:start] + shown(name) + (text[stop:] if stop >= 0 else "")
+            text = text[:start] + display_name(name) + (text[stop:] if stop >= 0 else "")
             start = text.find(f"{path}/upload-")
     return text
 
