@@ -285,24 +285,23 @@ def reduce_op(plan: Plan) -> str:
 
 def regathering(c: Costs, s: Stage, cluster: Cluster) -> Array:
     """Seconds to hand parameters back where each rank has updated a part of them (zero 1 and 2)."""
-    out = np.zeros(len(c.plans))
+    out, size = np.zeros(len(c.plans)), regather_bytes(c, s)
     zero, ranks = c.plans.column("zero"), c.plans.column("sharing")
     rows = np.flatnonzero((ranks > 1) & ((zero == 1) | (zero == 2)))
-    width = np.array([_bytes_of_parameter(r) for r in c.plans.runs])
     shared = dp_groups("all_gather", [c.plans.plans[i] for i in rows.tolist()])
-    out[rows] = over("all_gather", (s.weights * width)[rows], shared, cluster)
+    out[rows] = over("all_gather", size[rows], shared, cluster)
     apart = [c.plans.runs[i].profile.zero1 == "tensors" for i in rows.tolist()]
     if any(apart):
         rows = rows[apart]
         many = np.minimum(np.maximum(s.tensors, 1.0), ranks)[rows]
         shared = [group for group, is_apart in zip(shared, apart, strict=True) if is_apart]
-        out[rows] = many * over("broadcast", (s.weights * width)[rows] / many, shared, cluster)
+        out[rows] = many * over("broadcast", size[rows] / many, shared, cluster)
     return out
 
 
-def _bytes_of_parameter(run: Running) -> float:
-    """Bytes of a parameter that goes back: the copy the model computes with."""
-    return run.formats.weight
+def regather_bytes(c: Costs, s: Stage) -> Array:
+    """Bytes of the parameters of a stage, in the format that the model computes with."""
+    return s.weights * np.array([run.formats.weight for run in c.plans.runs])
 
 
 def messages(c: Costs, s: Stage, times: Array, workload: Workload) -> Messages:

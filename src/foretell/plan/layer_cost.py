@@ -16,7 +16,7 @@ stages.
 A kernel's shape depends on how a layer is split and on the micro-batch, not on how many replicas or
 stages there are: ten thousand layouts have some hundred different cells.
 
-Layers split to pipeline stages: first, middle and last, for many layouts at once.
+Layers split into pipeline stages: first, middle and last, for many layouts at once.
 
 The first stage has what stands before the blocks (the embedding), the last what stands behind them
 (the head; where chunks go there and back that is the first one too); blocks are split in a row and
@@ -46,7 +46,7 @@ from foretell.plan.plan import Plan, levels, stride
 from foretell.plan.plan import blocks_of as blocks_of
 from foretell.workload import Exchange, Layer, Op, Workload
 from foretell.workload.kernels import Call, Calls, calls, in_bf16
-from foretell.workload.workload import BYTES, KEPT, Sizes, Tensor, holds
+from foretell.workload.workload import BYTES, KEPT, Number, Sizes, Tensor, holds
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
@@ -320,6 +320,7 @@ class Part:
     skew: Array  # waiting for the slowest rank in them
     flops: Array  # of the matrix units
     beside: Array  # exchanges that run beside the compute of another micro-batch
+    sent: Array  # bytes of tensor-parallel collectives, as all-reduces of so many
 
     def __add__(self, other: Part) -> Part:
         return Part(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
@@ -363,7 +364,9 @@ class Part:
 
 
 def _values(part: Part) -> tuple[Array, ...]:
-    return part.kernels, part.host, part.comm, part.skew, part.flops, part.beside
+    return (
+        part.kernels, part.host, part.comm, part.skew, part.flops, part.beside, part.sent
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -443,7 +446,7 @@ def _picked(found: list[list[LayerCost]], which: Rows) -> list[LayerCost]:
 
 
 def _empty(length: int) -> list[Part]:
-    return [Part(*(np.zeros(length) for _ in range(6))) for _ in range(4)]
+    return [Part(*(np.zeros(length) for _ in fields(Part))) for _ in range(4)]
 
 
 def slowest(cluster: Cluster, dtype: str = "bf16") -> Device:
@@ -685,7 +688,8 @@ def _add_exchange(
     ranks = cells.take(rows).column(exchange.axis)
     apart = np.array([_behind(n) for n in ranks])
     shown = np.array([run.exposed(n) for n in ranks])
-    for is_back, _, seconds in messages:
+    sent = _sent_bytes(exchange, run, cells.take(rows))
+    for is_back, op, seconds in messages:
         again = (WHOLE,) if is_rerun and not is_back else ()
         for phase in (BACKWARD if is_back else FORWARD, *again):
             part = phases[phase]
@@ -695,10 +699,20 @@ def _add_exchange(
             else:
                 hides = exchange.axis == "sp" and run.hides(phase == BACKWARD)
                 part.comm[rows] += (shown if hides else 1.0) * seconds
+                whole = 1.0 if op == "all_reduce" else 0.5  # a gather and a scatter make one
+                part.sent[rows] += (shown if hides else 1.0) * whole * sent
                 part.kernels[rows] += 0.0 if hides else copied
                 part.skew[rows] += run.profile.straggler * apart
             if run.cuda_graph != "iteration":
                 part.host[rows] += run.issued(exchange.axis, is_back) * cluster.calibration.host
+
+
+def _sent_bytes(exchange: Exchange, run: Running, cells: Layouts) -> Number:
+    """Bytes of a message of tensor parallelism; 0 for other exchanges."""
+    if exchange.axis not in ("tp", "sp"):
+        return 0.0
+    kept = KEPT.get(run.formats.compute, run.formats.compute)
+    return exchange.bytes(cells.degrees(), cells.column("micro_batch"), kept)
 
 
 def _reordered(exchange: Exchange, device: Device, run: Running, cells: Layouts) -> Array:

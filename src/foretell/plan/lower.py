@@ -111,8 +111,9 @@ class Priced(ResolvedStep):
             number[-1] = chains.of(s, int(chunk[-1]), int(way[-1]), True)
             held = (lanes[s].compute,)
             tasks = StageTasks(
-                self.stages[s].rank, held, lanes[s].collective, number, way, chunk, micro
-            )
+                self.stages[s].rank, held, lanes[s].collective, number, way, chunk, micro,
+                groups=self.stages[s].groups,
+            )  # fmt: skip
             out.stages.append(tasks)
         out.chains = chains.chains
         out.turns.append(turns.places[-1])
@@ -287,8 +288,16 @@ def _layer(
         moved = Piece("collective", "all_to_all", beside, layer.name, axis="ep")
         pieces = [moved, pieces[0]._replace(after=(2,))]
     if comm and way != WEIGHT:
-        pieces.append(Piece("collective", "all_reduce", comm, layer.name, axis="tp"))
+        sent = 0.0 if _mixes_axes(c.plans.plans[0]) else float(part.sent[0])
+        pieces.append(
+            Piece("collective", "all_reduce", comm, layer.name, comm_bytes=sent, axis="tp")
+        )
     return pieces
+
+
+def _mixes_axes(plan: Plan) -> bool:
+    """Whether the exchanges of a layer are not those of tensor parallelism alone."""
+    return max(plan.cp, plan.ep, plan.filter, plan.channel) > 1 or bool(plan.spatial)
 
 
 def split(
@@ -399,7 +408,8 @@ def _add_end(out: Program, found: Priced, lanes: Sequence[_StageLanes]) -> None:
         if again:
             out.end(
                 "collective", "all_gather", one.rank, (mine.collective,), again, "communicate",
-                name="parameters", group=one.group, behind=(update,),
+                name="parameters", comm_bytes=float(columns.regather_bytes[at]), group=one.group,
+                behind=(update,),
             )  # fmt: skip
 
 
@@ -436,7 +446,8 @@ def _add_tied(
             "collective", "all_reduce", first.rank, (lanes[0].collective,), seconds, "communicate",
             stages=tuple(s for s in ends if done[s] < 0),
             behind=tuple(done[s] for s in ends if done[s] >= 0),
-            name="tied weights", group=group_text((first.rank, last.rank)),
+            name="tied weights", comm_bytes=float(size[0]),
+            group=group_text((first.rank, last.rank)),
         ),
     )  # fmt: skip
 

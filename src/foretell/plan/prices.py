@@ -38,6 +38,7 @@ from foretell.plan.estimate import (
     handed_bytes,
     messages,
     reducing,
+    regather_bytes,
     regathering,
     updating,
 )
@@ -121,6 +122,11 @@ class StageColumns:
         """Parameters handed back after the update."""
         return regathering(self.costs, self.cost, self.cluster)
 
+    @property
+    def regather_bytes(self) -> Array:
+        """Bytes of those parameters."""
+        return regather_bytes(self.costs, self.cost)
+
 
 def seconds_by_layer(c: Costs, workload: Workload, copied: Copied) -> tuple[Array, Array]:
     """Forward and backward seconds of every layer, once: layers × plans."""
@@ -201,6 +207,13 @@ class PricedStage:
         """The share of its gradients in each of their messages, equal ones where they are many."""
         sizes = self.columns.messages.take(np.array([self.column])).sizes()
         return sizes if len(sizes) <= MOST else np.full(MOST, 1 / MOST)
+
+    @property
+    def groups(self) -> dict[str, str]:
+        """The ranks that its first rank communicates with, by axis."""
+        step, plan = stride(self.plan, "tp"), self.plan
+        tp = group_text(self.ranks[step * i] for i in range(plan.tp))
+        return {"tp": tp} | ({"dp": self.group} if plan.cp == 1 else {})
 
     @property
     def group(self) -> str:

@@ -70,6 +70,7 @@ class StageTasks(NamedTuple):
     chunk: Ids
     micro: Ids
     order: Ids | None = None  # among all actions of the program; as they are listed where None
+    groups: Mapping[str, str] = {}  # the ranks of its exchanges, by axis
 
 
 class Message(NamedTuple):
@@ -330,6 +331,7 @@ def _write_stages(draft: _Draft, program: Program) -> _Spans:
     # Exchanges of a split layer stand in the way of the next kernel, of another micro-batch too.
     blocks = np.array([p.kind == "kernel" or p.axis == "tp" for p in pieces])[at]
     compute, comm = np.array([(one.lanes[0], one.collective) for one in stages])[owner].T
+    _add_groups(draft, stages, columns["group"], owner, np.array([p.axis for p in pieces])[at])
     phase = np.repeat(np.where(back, int(Phase.BACKWARD), int(Phase.FORWARD)), sizes)
     columns["phase"] = np.where(columns["phase"] == NONE, phase, columns["phase"])
     ids = draft.tasks(
@@ -346,6 +348,15 @@ def _write_stages(draft: _Draft, program: Program) -> _Spans:
         for lane in one.lanes[1:]:
             draft.pair(draft.held, ids[owner == k], lane)
     return _spans(program, begin, sizes, columns["kind"] == int(Kind.KERNEL))
+
+
+def _add_groups(
+    draft: _Draft, stages: Sequence[StageTasks], column: Ids, owner: Ids, axis: Any
+) -> None:
+    """The ranks of exchanges, which differ from stage to stage."""
+    for k, one in enumerate(stages) if axis.any() else ():
+        for name, text in one.groups.items():
+            column[(owner == k) & (axis == name)] = draft.text(text)
 
 
 def _piece_columns(draft: _Draft, pieces: Sequence[Piece]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """P3: gradients cut into slices, and the slices that the next step needs first sent first.
 
 As `foretell.whatif.parameter_server`, but every tensor is cut into slices of at most `slice_k`
-thousand numbers, split to servers in turn, and a link takes the waiting slice whose layer comes
+thousand numbers, split over servers in turn, and a link takes the waiting slice whose layer comes
 first in the forward pass. So the first layers' parameters are back early, though their gradients
 were ready last.
 """

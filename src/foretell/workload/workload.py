@@ -139,7 +139,7 @@ class Layer:
     sizes: Mapping[str, float]  # the dims of `carries`, one sample
     times: int = 1
     splits: Mapping[str, str] = field(default_factory=dict)  # how axes split `carries`
-    is_block: bool = True  # counted when layers are split to stages; embedding and head are not
+    is_block: bool = True  # counted when layers are split into stages; embedding and head are not
     # layers it reads, the one before where empty; ("",): none, it reads the input
     after: tuple[str, ...] = field(default=(), repr=False)
 

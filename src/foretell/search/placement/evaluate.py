@@ -1,6 +1,6 @@
 """Seconds of placements: samples of each rank, memory, the simulated step, and bounds.
 
-How the samples of a batch are split to the ranks of each set; uneven shares by a linear
+How the samples of a batch are split over the ranks of each set; uneven shares by a linear
 program.
 
 Compiled; indices as in `foretell.search.placement.problem`.
