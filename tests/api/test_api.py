@@ -75,6 +75,26 @@ def test_the_best_plan():
     assert mine == told
 
 
+def test_options_of_a_planner_are_arguments_too():
+    few = foretell.plan(GPT, GPUS, evaluations=20)
+    assert "evaluations=20" in few.planner
+    with pytest.raises(InputError, match="evaluation"):
+        foretell.plan(GPT, GPUS, evaluation=20)
+
+
+def test_a_plan_prints_as_what_makes_it_again():
+    plan = foretell.Plan.parse("dp=4,tp=2,recompute=full")
+    assert eval(repr(plan), {"Plan": foretell.Plan}) == plan
+
+
+def test_hfu_counts_what_is_recomputed():
+    plain, again = (foretell.predict(GPT, GPUS, dp=8, recompute=r) for r in ("none", "full"))
+    assert plain.hfu == plain.utilisation
+    assert 1.2 < again.hfu / again.utilisation < 1.35
+    assert "HFU" in again.verdict and "HFU" not in plain.verdict
+    assert again.to_dict()["hfu"] == again.hfu
+
+
 def test_in_which_order():
     found = foretell.schedule("v:devices=3", micro_batches=6, cache=None)
     assert found.schedule.proven

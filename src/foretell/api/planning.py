@@ -303,13 +303,19 @@ def plan(
     calibration: str | os.PathLike[str] | None = None,
     pool: Pool | None = None,
     progress: Progress = silent,
+    **options: Any,
 ) -> PlanResult:
     """The plan with the shortest predicted step that fits: `best.plan`, `best.alternatives`.
 
-    `planner` is a spec: `joint`, `oracle`, `placement`, `fusion:evaluations=500`. With `seeds` the
-    search is repeated from other seeds and the best answer taken.
+    `planner` is a spec: `joint`, `oracle`, `placement`, `fusion:evaluations=500`; its options may
+    be given by name too: `evaluations=500`. With `seeds` the search is repeated from other seeds
+    and the best answer taken.
     """
-    chosen = parse_planner(planner) if isinstance(planner, str) else planner
+    if isinstance(planner, str):
+        more = ",".join(f"{name}={spec.write(value)}" for name, value in options.items())
+        chosen = parse_planner(f"{planner}{',' if ':' in planner else ':'}{more}".rstrip(":,"))
+    else:
+        chosen = replace(planner, **options) if options else planner
     on = machines(cluster, calibration)
     workload = _model(model, None, takes_graphs=hasattr(chosen, "plan_graph"))
     search, ranks = searcher(chosen, workload, pool, seeds), in_order(on)
