@@ -114,7 +114,7 @@ def test_the_commands_learn_and_use_it(tmp_path):
     path, out = tmp_path / "runs.csv", tmp_path / "c.json"
     path.write_text(f"{HEAD}{ROW},0.5,,,\n")
     told = CliRunner().invoke(fit_command, [str(path), "-o", str(out)], catch_exceptions=False)
-    assert "moves the step" in told.output
+    assert "effect on step" in told.output
     learned = json.loads(out.read_text())
     assert learned["accuracy_after"] > 0.99 > learned["accuracy_before"]
     asked = ["resnet50", "--on", "abci:gpus=4", "--plan", "dp=4,global_batch=256", "--json"]

@@ -137,7 +137,7 @@ def _interval_from(away: dict[str, float]) -> Table:
     whole = sum(parts.values()) or 1.0
     rows = sorted(parts.items(), key=lambda part: -part[1])
     return Table(
-        ("why the interval is this wide", "of its variance>"),
+        ("why the interval is this wide", "share of variance>"),
         [(UNSURE[name], words.percent(part / whole)) for name, part in rows],
     )
 

@@ -134,7 +134,7 @@ function icicle(path, open) {
       }),
     );
     const text = node.name + (w > 150 ? "  " + time(node.seconds) : "");
-    const room = Math.floor((w - 8) / 7); // letters; a name cut to fewer than six says nothing
+    const room = Math.floor((w - 8) / 7.6); // letters; a name cut to fewer than six says nothing
     if (room >= Math.min(6, node.name.length))
       box.append(draw("text", { x: x + 5, y: level * row + 17, class: "on", text: cut(text, room) }));
     svg.append(box);

@@ -188,12 +188,11 @@ function lane(v, g, ink, row, y, l, w) {
     } else g.fillRect(signs[m + 1], y, Math.max(1, signs[m + 2]), 2);
   }
   g.fillStyle = ink.on;
-  const letter = labels.length ? g.measureText("native_batch_norm").width / 16 : 1;
   for (let m = 0; m < labels.length; m += 3) {
     const a = Math.max(labels[m + 1], l) + (state.changes && !row.isPath && line.change[labels[m]] ? 12 : 4),
-      room = labels[m + 2] - a - 3;
+      room = labels[m + 2] - a - 6;
     const name = line.label_of(labels[m]),
-      letters = Math.floor(room / letter);
+      letters = Math.floor((room * name.length) / (g.measureText(name).width || 1));
     if (letters >= Math.min(6, name.length) && !(hits && !hits[labels[m]])) g.fillText(cut(name, letters), a, y + ROW / 2 - 0.5);
   }
   g.restore();
