@@ -272,7 +272,7 @@ def check(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
         return _check_groups(plan, workload, cluster)
     if plan.segments:
         return _check_segments(plan, workload, cluster)
-    plan = resolved(plan, workload.most("tp") > 1, workload.dtype)
+    plan = resolved(plan, workload.splits("tp"), workload.dtype)
     _check_made_for(plan, cluster)
     if len(plan.shares) == plan.dp and len(set(plan.shares)) == 1:
         plan = plan.but(shares=(), global_batch=sum(plan.shares))
@@ -370,7 +370,7 @@ def _check_groups(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     layers_of(found, [unit.name for unit in units(workload)], workload.name)
     batch = plan.global_batch or found[0].batch
     name = plan.framework or "ddp"  # what runs them (→ foretell.pytorch.deploy) is plain PyTorch
-    plan = resolved(plan.but(framework=name), workload.most("tp") > 1, workload.dtype)
+    plan = resolved(plan.but(framework=name), workload.splits("tp"), workload.dtype)
     axis = "tp" if workload.most("tp") > 1 else "filter"
     same = groups_as_degrees(plan, found, axis, cluster.size)
     if same is not None and same.degrees()[axis] <= workload.most(axis):
@@ -400,7 +400,7 @@ def _check_segments(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
         inner, machines = placed(same, cluster)
         return check(inner, workload, machines).but(placement=same.placement)
     first = found[0].plan.but(zero=max(one.plan.zero for one in found))
-    first = resolved(first, workload.most("tp") > 1, workload.dtype)
+    first = resolved(first, workload.splits("tp"), workload.dtype)
     for one in found:
         _check_splits(one.plan, workload)
         _filled(one.plan, workload)

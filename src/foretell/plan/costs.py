@@ -634,19 +634,27 @@ class Memory:
     activations: Array
     buffers: Array
     each: Array  # what one micro-batch keeps
-    workspace: Array  # what is there only for a moment: a layer run again, the loss
+    again: Array  # a layer run again, or the loss
+    updating: Array  # what the optimizer holds besides, when activations and buffers are gone
+
+    @property
+    def workspace(self) -> Array:
+        """What is there only for a moment, as far as it is more than was there before."""
+        out: Array = np.maximum(self.again, self.updating - self.activations - self.buffers)
+        return out
 
     @property
     def peak(self) -> Array:
         """All of it, as the allocator rounds it up."""
-        parts = (self.parameters, self.gradients, self.optimizers, self.activations)
-        out: Array = ROUNDING * sum((*parts, self.buffers, self.workspace), np.zeros(1))
+        out: Array = ROUNDING * sum((getattr(self, name) for name in _HELD), np.zeros(1))
         return out
 
     def parts(self) -> dict[str, float]:
         """Bytes by what they are for, of the first entry."""
-        names = ("parameters", "gradients", "optimizers", "activations", "buffers", "workspace")
-        return {name: float(np.ravel(getattr(self, name))[0]) for name in names}
+        return {name: float(np.ravel(getattr(self, name))[0]) for name in _HELD}
+
+
+_HELD = ("parameters", "gradients", "optimizers", "activations", "buffers", "workspace")
 
 
 def memory(plan: Plan, workload: Workload, cluster: Cluster) -> list[Memory]:
@@ -690,21 +698,23 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
     each, again = _kept(c, times, workload)
     flying = _in_flight(c, stage)
     summed = (zero >= 2) & ~(kept_whole & (plans.column("pp") > 1))
-    gradients = grad_width(c) * (trained / np.where(summed, sharing, 1.0) + experts)
+    whole = grad_width(c) * (trained / np.where(summed, sharing, 1.0) + experts)
     alone = np.array([_makes_room(plan, run) for plan, run in pairs])
-    gradients = np.where(alone, np.maximum(gradients - each * flying - again, 0.0), gradients)
+    gradients = np.where(alone, np.maximum(whole - each * flying - again, 0.0), whole)
     share = np.where(zero >= 1, sharing, 1.0)
-    apart = copies(c)
+    updated = trained / share + experts / np.where(zero >= 1, copies(c), 1.0)
+    updating = np.array([r.updating for r in plans.runs])
     parts = np.where((zero == 3) | kept_whole, sharing, 1.0)
     half = np.where(kept_whole, HALF * held_weights, 0.0)
     return Memory(
         parameters=held * (held_weights / parts + held_experts) + half,
         gradients=gradients,
-        optimizers=state * (trained / share + experts / np.where(zero >= 1, apart, 1.0)),
+        optimizers=state * updated,
         activations=each * flying,
         buffers=_buffers(c, times, workload) + np.array([r.profile.runtime for r in plans.runs]),
         each=each,
-        workspace=again,
+        again=again,
+        updating=updating * updated + whole - gradients,
     )
 
 

@@ -98,6 +98,7 @@ class Optimizer:
     gradient: float
     moment: float  # all moments together
     scratch: float = 0.0  # temporaries, as wide as a moment
+    held: float = 0.0  # temporaries of all parameters at once, as wide as a moment
 
     def moved(self, precision: Precision) -> float:
         """Bytes one update moves for each parameter."""
@@ -114,7 +115,7 @@ class Optimizer:
 # Counted in torch/optim/adam.py and sgd.py (2.11): `foreach` runs one kernel for each operation
 # (weight decay, lerp, mul, addcmul, sqrt, div, add, addcdiv), `fused` one for all of them.
 OPTIMIZERS = {
-    ("adam", "foreach"): Optimizer(2, 4.0, 2.0, 8.0, 6.0),
+    ("adam", "foreach"): Optimizer(2, 4.0, 2.0, 8.0, 6.0, 1.0),  # roots of the second moments
     ("adam", "fused"): Optimizer(2, 2.0, 1.0, 4.0),
     ("momentum", "foreach"): Optimizer(1, 2.0, 2.0, 4.0),
     ("momentum", "fused"): Optimizer(1, 2.0, 1.0, 2.0),
@@ -158,6 +159,7 @@ class FrameworkProfile:
     grad_copies: Mapping[str, float] = field(default_factory=dict)
     fetch: float = 0.0
     accumulate: Mapping[str, float] = field(default_factory=dict)
+    updating: Mapping[str, float] = field(default_factory=dict)
     contention: float = 0.0
     tp_overlap: bool = False
     ep_overlap: bool = False
@@ -232,6 +234,13 @@ class Running:
         """Of the optimizer, one parameter: the master copy and the moments."""
         copied = 0.0 if self.profile.fp32_parameters else self.formats.master
         return copied + self.optimizer.moments * self.formats.moment
+
+    @property
+    def updating(self) -> float:
+        """Bytes of one parameter that are there while it is updated, when activations are gone."""
+        is_own = self.profile.kernels == "eager"
+        own = self.optimizer.held * self.formats.moment if is_own else 0.0
+        return self.profile.updating.get(self.formats.compute, own)
 
     @property
     def update(self) -> float:

@@ -223,6 +223,10 @@ class Workload:
         """The largest degree an axis may have; 1 where nothing can be split along it."""
         return self._limits.get(axis, 1.0)
 
+    def splits(self, axis: str) -> bool:
+        """Whether any op names a split along an axis, be its largest degree 1 (multi-query)."""
+        return axis in self._limits
+
     @cached_property
     def _limits(self) -> dict[str, float]:
         """The largest useful degree of each axis; searches ask for it thousands of times."""

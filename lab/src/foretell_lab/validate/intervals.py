@@ -18,6 +18,10 @@ Fitted are the ends themselves: the pinball loss of the 10th and of the 90th per
 80 % lie between them (Koenker and Bassett 1978), with a price on large numbers, for what few
 sources have is hardly known. `left out` is the share of a source's rows, as answered now and as
 first answered, inside intervals fitted without it.
+
+Rows of a source share its bias, which nobody knows before the source is looked at. So that even
+intervals of the true distribution hold more than 90 % of one source and less than 75 % of another:
+`by_chance` draws sources whose biases and rows spread as ours do, in units of their intervals.
 """
 
 from __future__ import annotations
@@ -50,6 +54,8 @@ START, MOST = 0.06, 0.8  # widths
 # sources under one profile have a standard deviation of 0.070 (27 sources under six profiles), 0.08
 # at the upper end of its 80 % limit.
 LEAST, LEAST_OF = 0.02, {"lone": 0.08}
+LEAST_INSIDE, MOST_INSIDE = 0.75, 0.9  # of a source's rows, where intervals hold
+_NORMAL = 1.4826  # standard deviations of a normal distribution to a median absolute deviation
 SLOW = (0.0, 0.5)  # range of means: no distance makes steps faster than predicted
 
 
@@ -77,6 +83,11 @@ class Answer:
         """Whether the measurement lies in the interval."""
         low, high = interval(1.0, self.away, fitted.distance)
         return low <= math.exp(self.off - fitted.moved(self.away)) <= high
+
+    def beyond(self, fitted: Fitted) -> float:
+        """How far the measurement is from the middle, the interval reaching from -1 to 1."""
+        low, high = (math.log(end) for end in interval(1.0, self.away, fitted.distance))
+        return (self.off - fitted.moved(self.away) - (low + high) / 2) * 2 / (high - low)
 
 
 def first_answers() -> list[Answer]:
@@ -205,9 +216,11 @@ def report(truth: Path) -> dict[str, Any]:
     """All numbers fitted anew, and each source with and without it in the fit."""
     now, first = answers_now(unseen.answered(truth)), first_answers()
     found, as_shipped, values = fit([*now, *first]), Fitted(slower(), shipped()), {}
+    beyond: list[Array] = []
     for name in dict.fromkeys(row.source for row in now):
         apart = without([*now, *first], name)
         mine, asked = ([row for row in rows if row.source == name] for rows in (now, first))
+        beyond += [np.array([row.beyond(apart) for row in mine])] if len(mine) >= FULL else []
         values[name] = {
             "rows": len(mine),
             "inside": _inside(mine, found),
@@ -217,6 +230,7 @@ def report(truth: Path) -> dict[str, Any]:
             "moved": _error(mine, apart),
         } | (
             {
+                "first": len(asked),
                 "first_left_out": _inside(asked, apart),
                 "first_unmoved": _error(asked, apart._replace(slower={})),
                 "first_moved": _error(asked, apart),
@@ -225,7 +239,34 @@ def report(truth: Path) -> dict[str, Any]:
             else {}
         )
     return {"slower": found.slower, "distance": {n: d._asdict() for n, d in found.distance.items()},
-            "sources": values, "text": _text(found, values)}  # fmt: skip
+            "sources": values, "text": _text(found, values, by_chance(beyond))}  # fmt: skip
+
+
+DRAWS = 2000
+
+
+class ByChance(NamedTuple):
+    """Sources that have 75 to 90 % inside intervals of the true distribution."""
+
+    between: float  # spread of biases, of the interval's half width
+    within: float  # spread of rows around the bias of their source
+    mean: float
+    ends: tuple[float, float]  # 5 and 95 of 100 draws have fewer
+
+
+def by_chance(beyond: Sequence[Array]) -> ByChance:
+    """How many sources would have 75 to 90 % inside were the distribution known exactly."""
+    middles = np.array([np.median(rows) for rows in beyond])
+    around = np.concatenate([rows - np.median(rows) for rows in beyond])
+    between, within = (float(_NORMAL * np.median(np.abs(x))) for x in (middles, around))
+    chance, found = np.random.default_rng(0), []
+    reach = EIGHTY_PERCENT * math.hypot(between, within)
+    for _ in range(DRAWS):
+        drawn = (chance.normal(chance.normal(0, between), within, len(rows)) for rows in beyond)
+        shares = [np.mean(np.abs(rows) < reach) for rows in drawn]
+        found.append(sum(LEAST_INSIDE <= round(x, 2) <= MOST_INSIDE for x in shares))
+    low, high = np.quantile(found, (0.05, 0.95))
+    return ByChance(between, within, float(np.mean(found)), (float(low), float(high)))
 
 
 def _runs(source: str) -> str:
@@ -249,20 +290,33 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def _text(found: Fitted, values: dict[str, Any]) -> str:
+def _text(found: Fitted, values: dict[str, Any], chance: ByChance) -> str:
     rows = [(name, *(_cell(key, v.get(key)) for key in COLUMNS)) for name, v in values.items()]
     lines = [text_table(("source", *COLUMNS.values()), rows)]
     lines.append(_medians("today", values, "unmoved", "moved"))
     lines.append(_medians("first answers", values, "first_unmoved", "first_moved"))
-    large = [round(100 * v["left_out"]) for v in values.values() if v["rows"] >= FULL]
-    within, over = sum(75 <= share <= 90 for share in large), sum(share > 90 for share in large)
-    lines += [
-        f"{len(large)} sources of {FULL} rows or more, each left out:"
-        f" {within} have 75 to 90 % inside, {over} more, {len(large) - within - over} less"
-    ]
+    large = [v["left_out"] for v in values.values() if v["rows"] >= FULL]
+    lines.append(f"{len(large)} sources of {FULL} rows or more, each left out: {_spread(large)}")
+    lines.append(
+        f"were the distribution known exactly: {chance.mean:.0f} of them ({chance.ends[0]:.0f} to"
+        f" {chance.ends[1]:.0f}), biases spread by {chance.between:.2f} of an interval's half,"
+        f" rows around them by {chance.within:.2f}"
+    )
+    asked = [v for v in values.values() if v.get("first", 0)]
+    every = sum(v["first"] for v in asked)
+    inside = sum(v["first"] * v["first_left_out"] for v in asked) / every
+    large = [v["first_left_out"] for v in asked if v["first"] >= FULL]
+    lines.append(f"{every} first answers, left out: {100 * inside:.1f} % inside; {_spread(large)}")
     lines += [f"{name} = {each}" for name, each in found.slower.items()]
     lines += [f"{n} = {{ slow = {d.slow}, width = {d.width} }}" for n, d in found.distance.items()]
     return "\n".join(lines)
+
+
+def _spread(shares: Sequence[float]) -> str:
+    """How many sources have as many rows inside as intervals should hold."""
+    over = sum(round(share, 2) > MOST_INSIDE for share in shares)
+    under = sum(round(share, 2) < LEAST_INSIDE for share in shares)
+    return f"{len(shares) - over - under} have 75 to 90 % inside, {over} more, {under} less"
 
 
 def _medians(words: str, values: dict[str, Any], *keys: str) -> str:
