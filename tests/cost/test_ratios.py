@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foretell.cost.ratios import NEIGHBOURS, Way, places, ratios
+from foretell.cost.ratios import NEIGHBOURS, Way, places, ratios, times
 from foretell.cost.ratios import _rows as rows_of
 
 FP32, TF32, BF16 = Way("fp32"), Way("tf32"), Way("bf16")
@@ -39,6 +39,42 @@ def test_depthwise_convolutions_keep_their_time():
     before, after = Way("fp32", "nchw"), Way("bf16", "nchw")
     assert ratios("conv2d", "forward", thin, before, after).factor[0] > 0.6
     assert ratios("conv2d", "forward", full, before, after).factor[0] < 0.2
+
+
+ATTENTION = (Way("fp32", "efficient"), Way("bf16", "cudnn"))
+
+
+def attended(direction, **sizes):
+    """Seconds of one attention in half precision."""
+    shape = one(**{"b": 8, "h": 12, "d": 64, **sizes})
+    return float(times("attention", direction, shape, ATTENTION[1]).seconds[0])
+
+
+@pytest.mark.parametrize(("direction", "bar"), [("forward", 0.27), ("backward", 0.12)])
+def test_an_attention_left_out_is_predicted_by_those_alike(direction, bar):
+    rows = rows_of("attention", direction, *ATTENTION)
+    away = np.sqrt(((rows.places[:, None] - rows.places[None]) ** 2).sum(-1))
+    np.fill_diagonal(away, np.inf)
+    order = np.argsort(away, axis=1)[:, :NEIGHBOURS]
+    weight = 1 / (0.12**2 + np.take_along_axis(away, order, 1) ** 2) ** 2
+    told = (weight * rows.ratio[order]).sum(1) / weight.sum(1)
+    assert np.median(np.abs(told - rows.ratio)) < bar
+
+
+def test_attention_both_ways_takes_up_to_twice_a_causal_one():
+    whole, causal = (attended("forward", s=2048, causal=flag) for flag in (0, 1))
+    assert 1.3 * causal < whole < 2.5 * causal
+
+
+def test_few_words_on_the_side_of_blocks_leave_processors_idle():
+    few, many = (attended("backward", b=1, s=s, sk=4096 * 64 // s) for s in (64, 4096))
+    assert few > 2 * many
+
+
+def test_a_recurrent_step_costs_its_kernels_however_small():
+    sizes = [one(s=200, b=8, n=n, layers=1) for n in (64, 320)]
+    small, larger = (times("gru", "forward", z, BF16).seconds[0] for z in sizes)
+    assert 0.8 < small / larger < 1.1
 
 
 def test_what_was_measured_one_way_only_is_not_predicted():
@@ -88,7 +124,7 @@ def _sizes_back(op, layout):
 
 
 def test_the_time_of_a_measured_shape_is_predicted_by_its_neighbours():
-    from foretell.cost.ratios import _measured, _pairs, times
+    from foretell.cost.ratios import _measured, _pairs
 
     found = _measured("linear", "forward", Way("bf16"))
     big = [(shape, s) for (shape, _), s in found.items() if s > 2e-5][:20]
@@ -100,8 +136,6 @@ def test_the_time_of_a_measured_shape_is_predicted_by_its_neighbours():
 
 
 def test_no_time_is_predicted_of_what_has_no_measure_of_work():
-    from foretell.cost.ratios import times
-
     assert times("gelu", "forward", {"n": np.array([1e6])}, Way("bf16")) is None
 
 

@@ -128,11 +128,14 @@ def _timed(op: str, direction: str, way: Way) -> _Timed | None:
     return _Timed(keys, places(op, keys, sizes), seconds, portable.log(WORK[op](sizes)))
 
 
+UNSAID = {"dropout": 0.0, "mask": 0.0}  # what a row without these sizes has; one of all others
+
+
 def _sizes(shapes: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Array]]:
-    """Every size that some shape names, of all of them; one where it is not named."""
+    """Every size that some shape names, of all of them; what is usual where it is not named."""
     parsed = [dict(_pairs(shape)) for shape in shapes]
     keys = tuple(sorted({k for shape in parsed for k in shape}))
-    return keys, {k: np.array([shape.get(k, 1.0) for shape in parsed]) for k in keys}
+    return keys, {k: np.array([shape.get(k, UNSAID.get(k, 1.0)) for shape in parsed]) for k in keys}
 
 
 @cache
@@ -196,6 +199,18 @@ def _recurrent(sizes: Sizes, keys: Sequence[str]) -> list[Array]:
     return [_log(b), _log(n), 1.5 * _aligned(n), 0.3 * _log(s), 0.3 * _log(layers)]
 
 
+def _attention(sizes: Sizes, keys: Sequence[str]) -> list[Array]:
+    """Heads of all samples, words and numbers of a head; a mask is another kernel's."""
+    causal, dropout, mask = (_flag(sizes, key) for key in ("causal", "dropout", "mask"))
+    words = 0.5 * (_log(sizes["s"]) + _log(sizes.get("sk", sizes["s"])))
+    heads = 0.5 * _log(np.asarray(sizes["b"], float) * sizes["h"])
+    return [heads, words, _log(sizes["d"]), causal, dropout, 2.0 * mask]
+
+
+def _flag(sizes: Sizes, key: str) -> Array:
+    return np.asarray(sizes.get(key, np.zeros(1)), float)
+
+
 def _side(sizes: Sizes) -> Array:
     """Pixels of an image, of whichever of its three sides it has."""
     one = np.ones(1)
@@ -227,11 +242,13 @@ FEATURES = {
     "batch_norm": _channels,
     "lstm": _recurrent,
     "gru": _recurrent,
+    "attention": _attention,
 }
 
 
 # Seconds that work takes at round figures of the device: what rates of neighbours are relative to.
 FLOPS, BYTES, START = 4e14, 3.5e12, 2e-6
+TILE = 128  # words that a block of attention takes
 BLOCKS = 264  # that it runs at a time: two on each of its processors
 
 
@@ -257,7 +274,27 @@ def _channel_work(sizes: Sizes) -> Array:
     return np.asarray(6 * n * np.maximum(c, BLOCKS) * h * w / BYTES + START)
 
 
+def _attention_work(sizes: Sizes) -> Array:
+    """A block takes a tile of `s` along all of `sk`; a causal one skips half, but for its tiles."""
+    b, h, s, d = (np.asarray(sizes[key], float) for key in ("b", "h", "s", "d"))
+    sk = np.asarray(sizes.get("sk", s), float)
+    skipped = _flag(sizes, "causal") * 0.5 * (1 - np.minimum(TILE / s, 1))
+    idle = np.maximum(BLOCKS / 2 / (b * h * np.ceil(s / TILE)), 1)
+    seconds = 4 * s * sk * (1 - skipped) * idle / FLOPS + 4 * (s + sk) / BYTES
+    return np.asarray(b * h * d * seconds + 2 * START)
+
+
+def _recurrent_work(sizes: Sizes) -> Array:
+    """Step by step: two kernels, and the weights of each of four gates read once."""
+    b, n, s, layers = (np.asarray(sizes[key], float) for key in ("b", "n", "s", "layers"))
+    each = 4 * n**2 * (2 / BYTES + 4 * b / FLOPS) + 2 * START
+    return np.asarray(s * layers * each)
+
+
 WORK = {
+    "attention": _attention_work,
+    "lstm": _recurrent_work,
+    "gru": _recurrent_work,
     "linear": _product_work,
     "bmm": _product_work,
     "conv2d": _convolution_work,

@@ -28,7 +28,7 @@ from foretell.memory.change import Autocast, Cast, Decision
 from foretell.memory.tape import FORWARD, Tape
 from foretell.operators import PRODUCTS, having
 from foretell.whatif.memory_effect import tape_of
-from foretell.whatif.table_lookup import ATTENTION, elements_of, strides_of
+from foretell.whatif.table_lookup import PLACES, elements_of, strides_of
 
 LOOKS_UP = frozenset(having("autocast", "table"))  # from fp32 tables
 # Operators that run in fp32 whatever they are given.
@@ -188,12 +188,7 @@ def _firsts(graph: Graph) -> Array:
 
 def is_narrow(op: str) -> bool:
     """Whether autocast runs an operator in half precision."""
-    return (
-        op in PRODUCTS
-        or "convolution" in op
-        or op.endswith(ATTENTION)
-        or op.startswith("_cudnn_rnn")
-    )
+    return op in PRODUCTS or "convolution" in op or op in PLACES or op.startswith("_cudnn_rnn")
 
 
 def _run(state: _Followed, task: int, op: str, call: Call, phase: int) -> Run:
@@ -258,7 +253,7 @@ def _is_float(call: Call, i: int) -> bool:
 def _narrow(state: _Followed, task: int, op: str, call: Call, largest: float) -> Run:
     first = PRODUCTS.get(op, 0)
     data, weight = float(call.size(first)), float(call.size(first + 1))
-    if op in ("bmm", "baddbmm") or op.endswith(ATTENTION):
+    if op in ("bmm", "baddbmm") or op in PLACES:
         given = [s for s in (data, weight) if not state.last.get(s, False)]
         out = _product_out(call, op, first)
         _made(state, op, out, True)

@@ -37,14 +37,8 @@ from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import kernels_of
 from foretell.whatif.kernel_request import asked
 from foretell.whatif.machine import device_of
-from foretell.whatif.table_lookup import changed, sort_of
+from foretell.whatif.table_lookup import PLACES, changed, sort_of
 
-# Where each operator has its mask (none has no place for one) and its scale.
-PLACES: dict[str, tuple[int | None, int]] = {
-    "_efficient_attention_forward": (3, 11), "_efficient_attention_backward": (4, 16),
-    "_cudnn_attention_forward": (3, 12), "_cudnn_attention_backward": (8, 15),
-    "_flash_attention_forward": (None, 10), "_flash_attention_backward": (None, 14),
-}  # fmt: skip
 WORDS = "embedding"  # how operators on a table of words begin
 
 

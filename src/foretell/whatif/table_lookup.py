@@ -24,9 +24,10 @@ from typing import NamedTuple
 import numpy as np
 
 from foretell import portable
-from foretell.cost.aten import Call, is_call, is_cudnn_order, is_cudnn_transposed, read
+from foretell.cost.aten import RULES, Call, is_call, is_cudnn_order, is_cudnn_transposed, read
 from foretell.cost.limits import passes
 from foretell.cost.ratios import Times, Way, ratios, times
+from foretell.cost.shape import parse
 from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
@@ -38,7 +39,6 @@ from foretell.whatif.machine import device_named, device_of
 CONVOLUTIONS = frozenset(
     {"convolution", "convolution_backward", "cudnn_convolution", "_conv_depthwise2d"}
 )
-ATTENTION = ("_attention_forward", "_attention_backward")
 PASS = "add"  # the row of a plain pass over memory
 # Where the layout of a row does not matter, the one that most rows have.
 ROWS = having("measured")
@@ -138,7 +138,7 @@ def _row(
         return _product_row(op, call, phase, layers)
     if "convolution" in op:
         return _convolution_row(op, call)
-    if op.endswith(ATTENTION):
+    if op in PLACES:
         return _attention_row(op, call)
     if op.startswith("_cudnn_rnn"):
         return _recurrent_row(op, call)
@@ -208,14 +208,21 @@ def strides_of(call: Call, at: int, sides: int) -> tuple[int, ...]:
     return numbers * sides if len(numbers) == 1 else (1,) * (sides - len(numbers)) + numbers
 
 
+# Where attention has its mask (none has no place for one) and its scale among its inputs.
+PLACES: dict[str, tuple[int | None, int]] = {
+    "_efficient_attention_forward": (3, 11), "_efficient_attention_backward": (4, 16),
+    "_cudnn_attention_forward": (3, 12), "_cudnn_attention_backward": (8, 15),
+    "_flash_attention_forward": (None, 10), "_flash_attention_backward": (None, 14),
+}  # fmt: skip
+
+
 def _attention_row(op: str, call: Call) -> tuple[tuple[tuple[str, str], ...], dict[str, float]]:
-    is_back = op.endswith("backward")
-    q = call.dims[1 if is_back else 0]
-    by_head = "flash" not in op and "efficient" not in op  # cudnn: b, h, s, d
-    b, s, h, d = (q[0], q[2], q[1], q[3]) if by_head else q
-    dropped = any(0 < _number(v) < 1 for v in call.values[3:13]) and "efficient" in op
-    sizes = {"b": b, "h": h, "s": s, "d": d, "causal": 1.0, "dropout": float(1 + dropped)}
-    return (("attention", "backward" if is_back else "forward"),), sizes
+    sizes = dict(parse(RULES[op](call)[0].shape))
+    mask = PLACES[op][0]
+    sides = ("sq", "sk") if not sizes["direction"] else ("sk", "sq")  # blocks take one side each
+    sizes |= {"h": sizes.pop("heads")} | dict(zip(("s", "sk"), map(sizes.pop, sides), strict=True))
+    sizes["mask"] = float(mask is not None and bool(call.dims[mask]))
+    return (("attention", "backward" if sizes.pop("direction") else "forward"),), sizes
 
 
 _MODE = {"2": "lstm", "3": "gru"}  # cudnnRNNMode_t
