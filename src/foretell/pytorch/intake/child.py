@@ -1,6 +1,6 @@
 """The process that runs a script as Python would, watches it, and ends when enough was seen.
 
-    python -m foretell.pytorch.intake.child REQUEST
+    python -m foretell.pytorch.intake REQUEST
 
 It ends at once, whatever the script would still do: no `except`, `finally` or `atexit` of the
 script's runs, so nothing is saved on the way out, and processes it started are gone with it.
@@ -142,7 +142,3 @@ def _message(script: Script, error: BaseException) -> str:
     message = kind if line == kind else f"{kind}: {line}"
     hint = "does it run by itself? --show-output lets through what it prints"
     return f"`{script}` stopped{place}: {message}\n\nhint: {hint}"
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -77,7 +77,7 @@ def launch(
 def _started(
     path: Path, ranks: int, output: IO[bytes] | None, environment: dict[str, str]
 ) -> list[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "foretell.pytorch.intake.child", str(path)]
+    command = [sys.executable, "-m", "foretell.pytorch.intake", str(path)]
     named = ranks > 1
     job = dict(environment)
     if named:
