@@ -22,6 +22,8 @@ cluster carries its calibration: whatever prices work on it gets the factors wit
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -316,9 +318,7 @@ class Cluster:
 
     @cached_property
     def _fingerprint(self) -> str:
-        from foretell.cluster.write import fingerprint
-
-        return fingerprint(self)
+        return _fingerprint(self)
 
     def text(self) -> str:
         """A file that reads back as the same cluster."""
@@ -340,6 +340,42 @@ class Cluster:
 
     def __hash__(self) -> int:
         return hash(self._fingerprint)
+
+
+def _fingerprint(cluster: Cluster) -> str:
+    """A hash of every number, kind and place; not of titles, sources and names of machines.
+
+    Device names count: measured tables and learned prices are kept by them.
+    """
+    whole: dict[str, Any] = {
+        "nodes": [(_bare_node(node), count) for node, count in cluster.groups],
+        "tiers": [asdict(tier) | {"name": ""} for tier in cluster.tiers],
+        "switches": [asdict(switch) for switch in cluster.switches],
+    }
+    if factors := cluster.calibration.plain():
+        whole["calibration"] = factors
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode())
+    digest.update(np.ascontiguousarray(cluster.nodes, dtype="<i8").tobytes())
+    digest.update(np.ascontiguousarray(cluster.slots, dtype="<i8").tobytes())
+    return digest.hexdigest()[:32]
+
+
+_LEFT_OUT = ("title", "sources", "flops", "bus", "node", "timed")  # of a device
+
+
+def _bare_node(node: Node) -> dict[str, Any]:
+    return {
+        "devices": [
+            {k: v for k, v in vars(d).items() if k not in _LEFT_OUT} | {"flops": dict(d.flops)}
+            for d in node.devices
+        ],
+        "vertices": list(node.vertices.items()),
+        "links": [asdict(k) for k in node.links],
+        "nics": [asdict(k) for k in node.nics],
+        "forwards": node.forwards,
+        "host_memory": node.host_memory,
+        "price": node.price,
+    }
 
 
 def of(

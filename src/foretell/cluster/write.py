@@ -1,10 +1,8 @@
 """A cluster as text: a file that reads back the same, a hash, and a short description."""
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -158,42 +156,6 @@ def _in_order(cluster: Cluster, counts: Any) -> bool:
     nodes = np.repeat(np.arange(len(counts)), counts)
     slots = np.arange(len(nodes)) - np.repeat(np.cumsum(counts) - counts, counts)
     return bool((cluster.nodes == nodes).all() and (cluster.slots == slots).all())
-
-
-def fingerprint(cluster: Cluster) -> str:
-    """A hash of every number, kind and place; not of titles, sources and names of machines.
-
-    Device names count: measured tables and learned prices are kept by them.
-    """
-    whole: dict[str, Any] = {
-        "nodes": [(_bare_node(node), count) for node, count in cluster.groups],
-        "tiers": [asdict(tier) | {"name": ""} for tier in cluster.tiers],
-        "switches": [asdict(switch) for switch in cluster.switches],
-    }
-    if factors := cluster.calibration.plain():
-        whole["calibration"] = factors
-    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode())
-    digest.update(np.ascontiguousarray(cluster.nodes, dtype="<i8").tobytes())
-    digest.update(np.ascontiguousarray(cluster.slots, dtype="<i8").tobytes())
-    return digest.hexdigest()[:32]
-
-
-_LEFT_OUT = ("title", "sources", "flops", "bus", "node", "timed")  # of a device
-
-
-def _bare_node(node: Node) -> dict[str, Any]:
-    return {
-        "devices": [
-            {k: v for k, v in vars(d).items() if k not in _LEFT_OUT} | {"flops": dict(d.flops)}
-            for d in node.devices
-        ],
-        "vertices": list(node.vertices.items()),
-        "links": [asdict(k) for k in node.links],
-        "nics": [asdict(k) for k in node.nics],
-        "forwards": node.forwards,
-        "host_memory": node.host_memory,
-        "price": node.price,
-    }
 
 
 def describe(cluster: Cluster) -> str:

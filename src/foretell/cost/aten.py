@@ -393,11 +393,6 @@ def _optimizer(call: Call) -> list[Kernel]:
 RULES: dict[str, Callable[[Call], list[Kernel]]] = rules("kernel", globals(), "_")
 
 
-def is_call(shape: str) -> bool:
-    """Whether a shape speaks of an operator's inputs."""
-    return shape.startswith("in=")
-
-
 @lru_cache(maxsize=1 << 16)
 def kernels(op: str, shape: str, moved: float = 0.0, flops: float = 0.0) -> tuple[Kernel, ...]:
     """The kernels behind one task; one of flop and bytes alone where no rule knows the operator."""

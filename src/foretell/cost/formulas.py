@@ -16,8 +16,9 @@ import numpy as np
 
 from foretell.cluster import Device
 from foretell.cost import collective, kernel, learned
-from foretell.cost.aten import Kernel, is_call, kernels
+from foretell.cost.aten import Kernel, kernels
 from foretell.cost.price import Model, Work
+from foretell.cost.shape import is_call
 from foretell.graph.columns import COLLECTIVES, Array, Kind, Source
 from foretell.graph.groups import ranks_of
 

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from foretell.cost import shape as shapes
-from foretell.cost.aten import is_call
 from foretell.cost.price import Work
+from foretell.cost.shape import is_call
 from foretell.graph.columns import Array, Kind, Source
 
 # Classes of kernels that cost the host what another does.

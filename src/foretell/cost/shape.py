@@ -63,3 +63,8 @@ def write(shape: Mapping[str, float]) -> str:
     return ",".join(
         f"{k}={int(v) if float(v).is_integer() else float(v)!r}" for k, v in shape.items()
     )
+
+
+def is_call(shape: str) -> bool:
+    """Whether a shape speaks of an operator's inputs."""
+    return shape.startswith("in=")

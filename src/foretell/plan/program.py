@@ -298,6 +298,8 @@ def lowered(step: ResolvedStep, program: Program) -> Graph:
     plan = step.plan
     program.slowdown = step.slowdown
     graph = written(program, {"workload": step.workload.name, "plan": str(plan)})
+    if not plan.whatifs:
+        return graph
     return applied([parse(text) for text in plan.whatifs], graph, Setting(step.cluster))
 
 

@@ -21,7 +21,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from foretell.cost.aten import Call, is_call, read
+from foretell.cost.aten import Call, read
+from foretell.cost.shape import is_call
 from foretell.graph.columns import Array, Kind, Phase
 from foretell.graph.graph import Graph
 from foretell.memory.change import Autocast, Cast, Decision

@@ -19,8 +19,9 @@ from typing import ClassVar
 import numpy as np
 
 from foretell import portable
-from foretell.cost.aten import is_call, read
+from foretell.cost.aten import read
 from foretell.cost.limits import passes
+from foretell.cost.shape import is_call
 from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from foretell.cost.aten import Call, Dims, Kernel, is_call, kernels
+from foretell.cost.aten import Call, Dims, Kernel, kernels
 from foretell.cost.aten import read as inputs_of
 from foretell.cost.kernel import class_of
+from foretell.cost.shape import is_call, write
 from foretell.cost.shape import parse as parse_shape
-from foretell.cost.shape import write
 
 # Until torch 1.10 the two gradients of a convolution were operators of their own.
 _GRADIENTS = {

@@ -14,7 +14,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from foretell.cost.aten import is_call, read
+from foretell.cost.aten import read
+from foretell.cost.shape import is_call
 from foretell.graph.columns import NONE, Array, BufferKind, Phase
 from foretell.graph.graph import Graph
 from foretell.memory.tape import (

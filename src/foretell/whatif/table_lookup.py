@@ -24,10 +24,10 @@ from typing import NamedTuple
 import numpy as np
 
 from foretell import portable
-from foretell.cost.aten import RULES, Call, is_call, is_cudnn_order, is_cudnn_transposed, read
+from foretell.cost.aten import RULES, Call, is_cudnn_order, is_cudnn_transposed, read
 from foretell.cost.limits import passes
 from foretell.cost.ratios import Times, Way, ratios, times
-from foretell.cost.shape import parse
+from foretell.cost.shape import is_call, parse
 from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph

@@ -22,7 +22,8 @@ import numpy as np
 
 from foretell.cluster import Cluster
 from foretell.cost import price
-from foretell.cost.aten import is_call, kernels, read
+from foretell.cost.aten import kernels, read
+from foretell.cost.shape import is_call
 from foretell.graph import Graph, Kind, LaneKind, Lanes, Names, Phase, WaitKind, assemble, edges
 from foretell.graph.columns import Array, Ids
 

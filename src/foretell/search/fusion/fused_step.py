@@ -79,13 +79,14 @@ from foretell.plan.framework import Running, resolved, running
 from foretell.plan.program import Piece as Part
 from foretell.plan.program import Program, ResolvedStep, StageTasks, written
 from foretell.predict import Prediction, predict_many
-from foretell.search.fusion.lanes import closed, comm, ends, ends_waiting, packed, seconds
+from foretell.search.fusion.lanes import comm, ends, ends_waiting, packed, seconds
 from foretell.search.fusion.problem import (
     NEAR,
     Memory,
     Piece,
     Problem,
     Reference,
+    closed,
     from_workload,
     problem_of_graph,
 )

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.compiled import B1, F1, F2, I1, compiled
-from foretell.search.fusion.problem import Wire
+from foretell.search.fusion.problem import Wire, closed
 
 
 @compiled
@@ -435,17 +435,6 @@ def searched(profile: Profile, wire: Wire) -> list[int]:
     steps = np.array([[predicted(w, wire, firsts) for w in worlds] for firsts in cuts])
     lost = (steps / steps.min(axis=0)).max(axis=1)
     return cuts[int(np.argmin(lost))]
-
-
-def closed(sizes: Sequence[float], most: float, first: float) -> list[int]:
-    """Where buckets begin that are closed when they reach a size; the first may be smaller."""
-    firsts, held, limit = [0], 0.0, first
-    for k, size in enumerate(sizes):
-        held += size
-        if held >= limit and k + 1 < len(sizes):
-            firsts.append(k + 1)
-            held, limit = 0.0, most
-    return firsts
 
 
 def sized(profile: Profile, most: float, first: float | None = None) -> list[int]:

@@ -64,6 +64,17 @@ NEAR = 8  # ops since something was written for which the cache may still hold i
 _KNOWN = frozenset(WORDS)
 
 
+def closed(sizes: Sequence[float], most: float, first: float) -> list[int]:
+    """Where buckets begin that are closed when they reach a size; the first may be smaller."""
+    firsts, held, limit = [0], 0.0, first
+    for k, size in enumerate(sizes):
+        held += size
+        if held >= limit and k + 1 < len(sizes):
+            firsts.append(k + 1)
+            held, limit = 0.0, most
+    return firsts
+
+
 @dataclass(frozen=True, eq=False)
 class Wire:
     """The laws of one group of ranks."""
