@@ -325,9 +325,8 @@ class PipelinedCall:
         def fill(optimizer: Any) -> None:
             held = {id(p) for group in optimizer.param_groups for p in group["params"]}
             for name, p in self.parameters():
-                state = optimizer.state.get(p)
-                if id(p) in held and (state := said_by(self.owner(name), state, self.group)):
-                    optimizer.state[p] = state
+                if id(p) in held:
+                    self._fill(optimizer, p, self.owner(name))
 
         def clear(optimizer: Any, state: Any) -> Any:
             for _, p in self.parameters():
@@ -338,10 +337,36 @@ class PipelinedCall:
         optimizer.register_state_dict_pre_hook(fill)
         optimizer.register_state_dict_post_hook(clear)
 
-    def shared(self, name: str, tensor: Tensor | None) -> Tensor | None:
+    def _fill(self, optimizer: Any, parameter: Tensor, source: int) -> None:
+        """One parameter's state, from the rank that updates it to all."""
+        is_here = dist.get_rank() == source
+        state = dict(optimizer.state.get(parameter, {})) if is_here else {}
+        # tensors are not pickled: `torch.save`, which does it, is the script's
+        shapes = [(k, v.to("meta") if torch.is_tensor(v) else v) for k, v in state.items()]
+        for key, value in said_by(source, shapes, self.group):
+            if not torch.is_tensor(value):
+                state.setdefault(key, value)
+                continue
+            device = state[key].device if is_here else parameter.device
+            sent = state[key].contiguous() if is_here else torch.empty_like(value, device=device)
+            dist.broadcast(sent, src=source, group=self.group)
+            state.setdefault(key, sent)
+        if state and not is_here:
+            optimizer.state[parameter] = state
+
+    def shared(self, name: str, tensor: Tensor | None, like: Tensor) -> Tensor | None:
         """A tensor of one parameter, from the rank that has it to all; None where it has none."""
         source = self.owner(name)
-        return tensor if source < 0 else said_by(source, tensor, self.group)
+        if source < 0:
+            return tensor
+        there = torch.tensor([int(tensor is not None)])
+        dist.broadcast(there, src=source, group=self.group)
+        if not int(there):
+            return None
+        held = like if tensor is None else tensor
+        found = held.contiguous() if dist.get_rank() == source else torch.empty_like(like)
+        dist.broadcast(found, src=source, group=self.group)
+        return found
 
     def _run(self, place: int, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note the calls of this rank's blocks; with the last block all of them run."""

@@ -369,7 +369,7 @@ class Training(Listener):
                 grad = _full(p.grad)
                 made = self.made.get(id(model))
                 if made is not None and made.stages is not None:
-                    grad = made.stages.shared(name, grad)
+                    grad = made.stages.shared(name, grad, _full(p))
                 if grad is not None:
                     found[f"{place}.{name}"] = grad.cpu().clone()
         return found
