@@ -1,6 +1,7 @@
 """Workloads of recorded steps without PyTorch: a small step by hand, and the shipped trace."""
 
 from itertools import combinations, pairwise
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -26,18 +27,16 @@ class Recorded:
         self.lane = self.make.lane("stream 0", kind="compute")
         self.count = {}
         self.forward = []
+        self.reads, self.weights = {}, {}
 
     def parameter(self, path, *sides):
-        size = 4
-        for side in sides:
-            size *= side
-        size = -(-size // 512) * 512
-        self.make.buffer(size, kind="parameter", name=path)
-        self.make.buffer(size, kind="gradient", name=path)
+        self.weights[path] = prod(sides)
 
-    def call(self, op, path, *inputs, after=(), args=(), phase="forward", dtype="fp32"):
-        """One forward call; inputs are sizes, or `-` for none."""
+    def call(self, op, path, *inputs, after=(), args=(), phase="forward", dtype="fp32", reads=None):
+        """One forward call; inputs are sizes, or `-` for none. It reads its module's parameters."""
         n = self.count[op] = self.count.get(op, -1) + 1
+        own = reads or [p for p in self.weights if p.rpartition(".")[0] == path]
+        self.reads[f"{op}.{n}"] = [[p, self.weights[p]] for p in own]
         dims = "+".join(i if i == "-" else "x".join(map(str, i)) for i in inputs)
         types = "+".join("-" if i == "-" else "float" for i in inputs)
         values = "+".join(args or ["-"] * len(inputs))
@@ -63,9 +62,9 @@ class Recorded:
         return self.call("addmm", path, (out,), (B * S, wide), (wide, out), after=after)
 
     def block(self, path, x):
-        norm = self.call("native_layer_norm", f"{path}.norm", (B, S, H), "-", (H,), (H,), after=[x])
         self.parameter(f"{path}.norm.weight", H)
         self.parameter(f"{path}.norm.bias", H)
+        norm = self.call("native_layer_norm", f"{path}.norm", (B, S, H), "-", (H,), (H,), after=[x])
         q, k, v = (self.linear(f"{path}.{n}", H, H, [norm]) for n in "qkv")
         heads = (B, S, HEADS, H // HEADS)
         args = ["-"] * 7 + ["0.0", "True"]
@@ -84,7 +83,8 @@ class Recorded:
         )
         for *_, task in self.forward[:-2]:
             self.make.buffer(B * S * H * 4, kind="activation", name="x", born=task, dies=end)
-        return self.make.graph(captured="Tiny", parameters=self.total)
+        facts = {"reads": self.reads, "weights": self.weights}
+        return self.make.graph(captured="Tiny", parameters=self.total, **facts)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,8 @@ def graph():
     x = step.call("embedding", "words", (WORDS, H), (B, S))
     for i in range(3):
         x = step.block(f"blocks.{i}", x)
-    logits = step.call("mm", "head", (B * S, H), (H, WORDS), after=[x])  # the words again
+    words = ["words.weight"]  # again
+    logits = step.call("mm", "head", (B * S, H), (H, WORDS), after=[x], reads=words)
     loss = step.call("_log_softmax", "", (B * S, WORDS), after=[logits], phase="loss")
     step.call("nll_loss_forward", "", (B * S, WORDS), (B * S,), after=[loss], phase="loss")
     each = 2 * H + 4 * (H * H + H) + (4 * H * H + 4 * H) + (4 * H * H + H)
