@@ -1,7 +1,8 @@
-"""Ctrl-C and kills: exit code 130, the best plan so far, and no file half written."""
+"""Ctrl-C, kills and time limits: exit code 130, the best so far, and no file half written."""
 
 import json
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -70,6 +71,44 @@ def test_the_command_ends_with_130_and_the_plan(tmp_path, monkeypatch, capsys):
     assert json.loads(said.out)["predicted_s"] > 0
     assert "best plan so far" in said.err
     main(["predict", MODEL, "--on", MIXED, "--plan", str(path), "--json"])
+
+
+# Time limits, by a clock that stands still while other programs have the CPU.
+
+ALONE = """
+import time
+time.monotonic = time.process_time
+from foretell.cli import main
+main()
+"""
+LARGE = "schedule gpt:layers=96,hidden=12288,heads=96 --on dgx-h100:nodes=8 -n 32 --work 1000"
+NARROW = "schedule nn:devices=32 -m 40 -n 512 --work 1000"
+EVERY = "schedule m:devices=16,split=yes -m 40 -n 64 --work 1000 --compare"
+JOINT = "plan gpt:layers=24,hidden=1024,heads=16 --on dgx-1-v100:nodes=2"
+
+
+@pytest.mark.parametrize("asked", [LARGE, NARROW, EVERY, JOINT])
+def test_a_time_limit_holds_from_the_start_of_the_command_to_its_end(asked, tmp_path, monkeypatch):
+    """More work than fits: what loads, prices, searches and prints takes 0.7 to 1.2 of a limit."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for words in ("schedule nn -m 3 --work 0.5", f"plan {MODEL} --on dgx-a100 --with oracle"):
+        _spent(words)  # builds the compiled loops where nobody has
+    spent, found = _spent(f"{asked} --time 3")
+    assert 0.7 * 3 < spent < 1.2 * 3
+    if asked == JOINT:
+        assert "the time limit ended the search: the best plan so far" in found["notes"]
+    elif asked != EVERY:
+        assert found["stopped"] == "time"
+
+
+def _spent(words):
+    """CPU seconds of a whole command, and its answer."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-c", ALONE, *words.split(), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return spent, json.loads(done.stdout)
 
 
 # Kills: a child ends itself at its n-th touch of a file, for every n there is.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,10 @@ STOPPED = 130  # exit code of what Ctrl-C ended
     "--runnable/--any-plan", default=None,
     help="Keep to plans that `foretell run` executes; the default where WORKLOAD is a script.",
 )  # fmt: skip
+@click.option(
+    "--time", "seconds", type=click.FloatRange(min=0, min_open=True),
+    help="Time limit in seconds: the best plan so far.",
+)  # fmt: skip
 @click.option("--resume", type=FILE, help="Checkpoint file: continue an earlier search.")
 @click.option(
     "--objective", type=click.Choice(OBJECTIVES), default="time", show_default=True,
@@ -68,8 +73,8 @@ STOPPED = 130  # exit code of what Ctrl-C ended
 @json_option
 def command(
     workload: str | None, cluster: str, planner: str, output: Path | None, seeds: int,
-    only: str, fix: str, runnable: bool | None, resume: Path | None, objective: str,
-    tokens: str | None, days: float, gpus: str, batch: int, prices: Path | None,
+    only: str, fix: str, runnable: bool | None, seconds: float | None, resume: Path | None,
+    objective: str, tokens: str | None, days: float, gpus: str, batch: int, prices: Path | None,
     jobs: int, on_ray: str, calibration: Path | None, verbose: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Find the plan with the shortest step of WORKLOAD on a cluster; compare it with baselines.
@@ -108,6 +113,8 @@ def command(
         runnable = hasattr(chosen, "runnable") and _is_script(named)
     options = {"runnable": runnable, "only": only, "fix": fix, "objective": objective}
     options["resume"] = str(resume) if resume is not None else ""
+    spent = time.process_time()  # what it takes to load the search counts
+    options["seconds"] = max(seconds - spent, 0.2 * seconds) if seconds else 0.0
     chosen = _restricted(chosen, options)
     what, most = f"looking for a plan with {chosen}", getattr(chosen, "seconds", 0.0)
     with opened(jobs, on_ray) as pool, working(what, about=most) as tell:
@@ -145,7 +152,8 @@ def _restricted(planner: Any, options: dict[str, Any]) -> Any:
     for name in more:
         if name not in usual:
             raise InputError(
-                f"--{name} with `{planner.name}`", hint="the joint search has it: leave --with away"
+                f"--{'time' if name == 'seconds' else name} with `{planner.name}`",
+                hint="the joint search has it: leave --with away",
             )
     return replace(planner, **more) if more else planner
 

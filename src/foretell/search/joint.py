@@ -56,6 +56,7 @@ from foretell.search.partition import Partitioner, divisors, meshes, rows_of
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.refine import BEYOND, Evaluator, Found, Guess, descend, share_moves, unsharded
 from foretell.search.schedule.find import searched, solved
+from foretell.search.schedule.integer_problem import now
 from foretell.search.schedule.model import model
 from foretell.workload import Workload
 
@@ -91,6 +92,7 @@ WIDE = 64  # devices: with more of them, tensor-parallel ranks share a node if a
 PARTITIONED = 40  # pipelines of which blocks and recompute are split by the dynamic program
 APART = 5  # sizes of a micro-batch that branches on ranks of their own are tried with
 ORDERED = 2.0  # seconds of work, about CPU seconds, for the order of a pipeline's stages
+KEPT = 0.9  # of a time limit: what is left bounds and explains the answer
 SHORT = 20  # evaluations of fusions of large steps
 OPS = 5  # of a step for each evaluation: with more of them, fusions are not searched one by one
 FUSED = 0.6  # of a data-parallel step's kernels: what fusing ops leaves of them, at the least
@@ -209,6 +211,7 @@ class Joint(Planner):
     only: str = ""  # axes that are searched, with commas between; all where empty
     fix: str = ""  # fields that have a value: dp=8,tp=2
     objective: Literal["time", "energy"] = "time"  # energy: of the devices a plan uses
+    seconds: float = 0.0  # of the clock, at most; 0 for no limit, and the same answer everywhere
     resume: str = ""  # a file of what was simulated: read where it is there, written at the end
 
     def plan(self, workload: Workload, cluster: Cluster, progress: Progress = silent) -> Planned:
@@ -228,7 +231,7 @@ class Joint(Planner):
                 search.take(min([best, *search.ordered(best)], key=Found.key))
             for planner in search.methods(swept):
                 try:
-                    one = planner.plan(workload, cluster)
+                    one = planner.plan(workload, cluster, search.watch)
                     one = repredicted(one, priced(one.plan, workload, cluster))
                 except ForetellError as error:
                     search.failed[planner.name] = error.message
@@ -238,7 +241,7 @@ class Joint(Planner):
                     end = descend(start, search.on, search.tell)
                     search.take_changed(one, start[0], end)
         except KeyboardInterrupt:
-            stopped = True
+            stopped = not search.on.is_late
             search.take(search.on.best())
             if not search.best:
                 raise
@@ -246,8 +249,12 @@ class Joint(Planner):
             if self.resume:
                 search.on.save(Path(self.resume))
         search.require_found()
+        late = search.on.is_late
         bound = lower_bound(swept.plans, workload, cluster, search.batch)
         found = search.answer(swept, bound)
+        if late:
+            told = "the time limit ended the search: the best plan so far"
+            return replace(found, stopped=stopped, notes=(told, *found.notes))
         return replace(found, stopped=stopped or found.stopped)
 
 
@@ -265,7 +272,7 @@ class _Search:
     late: dict[Plan, Guess] = field(default_factory=dict)  # offers far beyond the best
 
     def __post_init__(self) -> None:
-        self.began = time.process_time()
+        self.began, clock = time.process_time(), now()
         self.within = Restriction.of(self.options.only, self.options.fix)
         self.within.require_possible(self.cluster.size)
         usual = self.workload.batch * self.cluster.size
@@ -277,8 +284,16 @@ class _Search:
             self.workload, self.cluster, self.options.evaluations, self._accepts, self._filled,
             self._cost(),
         )  # fmt: skip
+        if self.options.seconds:
+            self.on.ends = clock + KEPT * self.options.seconds
         if self.options.resume:
             self.on.load(Path(self.options.resume))
+
+    def watch(self, doing: str, best: float) -> None:
+        """Progress of a method, which ends as by Ctrl-C where time is up."""
+        self.progress(doing, best)
+        if self.on.is_late:
+            raise KeyboardInterrupt
 
     def _cost(self) -> Callable[[Plan, float], float]:
         """What is made least."""
@@ -325,7 +340,7 @@ class _Search:
     def methods(self, swept: Swept) -> Iterator[PlacementPlanner | FusionPlanner]:
         """The methods of TAG and DisCo, where their axes are free and none was stopped."""
         for axis, planner in (("placement", self._placing()), ("fusion", self._fusing())):
-            if any(one.stopped for one in self.best.values()):
+            if any(one.stopped for one in self.best.values()) or self.on.is_late:
                 return
             free = self.within.is_free(axis) and self.within.is_free("sync")
             if free and self._can_gain(planner, swept):
@@ -346,8 +361,10 @@ class _Search:
         """
         many, budget = op_count(self.workload), self.options.evaluations
         usual = self.batch == self.workload.batch * self.cluster.size
+        left = max(self.on.ends - now(), 0.1) if self.on.ends < math.inf else 0.0
         return FusionPlanner(
             evaluations=budget if many <= OPS * budget else SHORT,
+            seconds=left,
             batch=0 if usual else self.batch // self.cluster.size,
         )
 
@@ -501,7 +518,7 @@ class _Search:
 
     def uneven(self, swept: Swept, starts: list[Found]) -> list[Found]:
         """Layouts whose replicas on unlike devices have samples by their speed, if those gain."""
-        if not (self.is_mixed and self.within.is_free("placement")):
+        if self.on.is_late or not (self.is_mixed and self.within.is_free("placement")):
             return []
         spare = [i for i in ranked(swept) if swept.plans[i].dp > 1 and swept.plans[i].chunks == 1]
         found: dict[Plan, float] = {}
@@ -519,7 +536,7 @@ class _Search:
         """Branches of a model side by side on ranks of their own, as each program runs them."""
         free = all(self.within.is_free(axis) for axis in ("placement", "pp", "schedule"))
         ways = branches(self.workload)[1] if free and self.cluster.size <= WIDE else []
-        if len(ways) < 2 or self.cluster.size <= len(ways):
+        if self.on.is_late or len(ways) < 2 or self.cluster.size <= len(ways):
             return
         micros = [b for b in divisors(self.batch) if 2 <= self.batch // b <= 4 * self.cluster.size]
         programs = [

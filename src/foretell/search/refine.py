@@ -8,6 +8,7 @@ other. A plan is only as good as the step that `predict` gives it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -35,6 +36,7 @@ from foretell.plan.plan import (
 from foretell.predict import Prediction, predict, predict_many
 from foretell.search.oracle.space import at_least
 from foretell.search.partition import Mesh, Partitioner, divisors, rows_of
+from foretell.search.schedule.integer_problem import now
 from foretell.workload import Workload
 
 BATCHED = 8  # plans predicted before the best of them is taken
@@ -83,6 +85,7 @@ class Evaluator:
     cost: Callable[[Plan, float], float] = lambda plan, step: step  # what is made least
     known: dict[str, Prediction | None] = field(default_factory=dict)
     forms: dict[str, str] = field(default_factory=dict)  # a plan as it is settled, and as asked
+    ends: float = math.inf  # when the clock ends it, once there is an answer
     evaluations: int = 0  # plans predicted so far; one that is asked in two ways counts once
     left: set[str] = field(default_factory=set)  # plans, settled, from which moves were tried
     _settled: dict[Plan, str] = field(default_factory=dict)
@@ -90,8 +93,13 @@ class Evaluator:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the budget is used up."""
-        return self.evaluations >= self.budget
+        """Whether the budget, or the time, is used up."""
+        return self.evaluations >= self.budget or self.is_late
+
+    @property
+    def is_late(self) -> bool:
+        """Whether time is up and some plan fits."""
+        return now() > self.ends and any(one and one.fits for one in self.known.values())
 
     def ranked(self) -> list[Found]:
         """Every plan predicted so far that fits, the shortest step first."""
@@ -115,7 +123,10 @@ class Evaluator:
         return next(iter(self.ranked()), None)
 
     def of(self, plans: Sequence[Plan]) -> list[Found]:
-        """Those plans that can be and fit, predicted as far as the budget goes."""
+        """Those plans that can be and fit, predicted as far as budget and time go."""
+        if self.ends < math.inf and len(plans) > BATCHED:
+            some = (plans[k : k + BATCHED] for k in range(0, len(plans), BATCHED))
+            return [found for part in some for found in self.of(part)]
         plans = [self.filled(plan) for plan in plans]
         able, same = list[Plan](), dict[str, str]()  # same: another text of a plan that is known
         for plan in dict.fromkeys(plans):
