@@ -344,8 +344,8 @@ PAGES: dict[str, tuple[Callable[[Path | None], Table], ...]] = {
     ),
     "speed": (
         benchmark("startup"), benchmark("simulator", "--quick"), benchmark("oracle"),
-        benchmark("schedules", "--quick"), benchmark("capture"), benchmark("page"),
-        benchmark("studio"), benchmark("scale"),
+        benchmark("plans"), benchmark("schedules", "--quick"), benchmark("capture"),
+        benchmark("page"), benchmark("studio"), benchmark("scale"),
     ),
 }  # fmt: skip
 
