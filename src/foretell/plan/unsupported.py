@@ -151,9 +151,8 @@ def in_own_loop(plan: Plan) -> list[str]:
         f"{a}={n}" for a, n in plan.degrees().items() if n > 1 and a not in ("dp", "tp", "pp")
     ]
     beside += [f"zero={plan.zero}"] if plan.zero > 1 else []
-    beside += [f"recompute={plan.recompute}"] if plan.recompute != "none" else []
     beside += ["ep"] if plan.ep > 1 else []
-    alone = "stages inside a call of the model are beside dp, tp and zero=1 alone"
+    alone = "stages inside a call of the model are beside dp, tp, zero=1 and recompute alone"
     return why + [f"pp={plan.pp} and {word}: {alone}" for word in beside if plan.pp > 1]
 
 

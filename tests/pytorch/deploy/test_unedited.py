@@ -108,6 +108,7 @@ EVERY = [
 
 SPLIT = [("transformer_compiled.py", "pp=2"), ("torchtitan_style.py", "pp=2")]
 SPLIT += [("hf_trainer.py", "pp=2"), ("hf_trainer.py", "cp=2")]
+SPLIT += [("transformer_compiled.py", f"pp=2,recompute={how}") for how in ("full", "selective")]
 EVERY += [pytest.param(*one, marks=pytest.mark.slow if k else ()) for k, one in enumerate(SPLIT)]
 
 
