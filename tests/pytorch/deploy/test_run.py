@@ -520,6 +520,29 @@ def test_a_killed_rank_and_its_run_go_on(script):
     assert alive(script.parent / "out") == []
 
 
+WRITER = """
+import atexit, os
+import torch
+model = torch.nn.Linear(4, 4)
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+atexit.register(lambda: open(f"end-{os.getpid()}".encode(), "w").close())
+for _ in range(3):
+    model(torch.ones(4, 4)).sum().backward()
+    update.step()
+    update.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_what_a_script_writes_at_its_end_is_written_once(script, monkeypatch):
+    script.write_text(WRITER)
+    monkeypatch.chdir(script.parent)
+    run = start(script, "", "--plan", "dp=2", "--device", "cpu", "--no-verify", "--no-predict")
+    said = run.communicate(timeout=240)
+    assert run.returncode == 0, said
+    assert len(list(script.parent.glob("end-*"))) == 1
+
+
 def test_what_a_rank_prints_is_shown_up_to_its_traceback(tmp_path, capsys):
     log = tmp_path / "rank-0.log"
     shown = launcher._Shown(log)

@@ -7,6 +7,7 @@ train       the script under the plan, to its end or for as many steps as were a
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import tempfile
@@ -60,15 +61,16 @@ def run(asked: Asked, folder: Path, rank: int, heartbeat: Any) -> dict[str, Any]
         home = Path.cwd() if script.is_module else Path(script.name).resolve().parent
         Journal(folder, str(folder / "none"), Path.cwd(), home).begin()
     heartbeat.enter("model")
-    try:
-        with job.open():
+    with job.open():
+        try:
             child.run(script, job)
-    except SystemExit as left:
-        if left.code not in (None, 0):
-            raise InputError(
-                f"`{script}` exited with {left.code}",
-                hint=f"what it printed is in {folder}/rank-{rank}.log",
-            ) from None
+        except SystemExit as left:
+            if left.code not in (None, 0):
+                raise InputError(
+                    f"`{script}` exited with {left.code}",
+                    hint=f"what it printed is in {folder}/rank-{rank}.log",
+                ) from None
+        atexit._run_exitfuncs()  # what is written now is the first rank's alone, too
     return _result(job, asked, folder, rank)
 
 

@@ -224,9 +224,9 @@ class _Elsewhere:
 
     def _path(self, file: Any, writes: bool) -> Any:
         """Where a file of this rank is."""
-        if not isinstance(file, str | os.PathLike):
+        if not isinstance(file, str | bytes | os.PathLike):  # TensorBoard names files in bytes
             return file
-        full = os.path.realpath(os.fspath(file))
+        full = os.path.realpath(os.fsdecode(file))
         if full in self.moved:
             return self.moved[full]
         is_free = any(full.startswith(place + os.sep) for place in self.free)
