@@ -12,7 +12,9 @@ from foretell.plan.plan import Plan
 _SAID = {"dp", "zero", "micro_batch", "global_batch", "dtype", "grad_dtype", "offload", "overlap"}
 _SAID |= {"bucket_mb", "optimizer", "precision"}
 _LENGTHS = ("fp32", "fp16", "bf16")
-_FORMATS = {  # parameters in a short format beside those in fp32, or torch's autocast
+_FORMATS: dict[
+    str, dict[str, Any]
+] = {  # parameters in a short format beside those in fp32, or torch's autocast
     "bf16": {"bf16": {"enabled": True}},
     "bf16-master": {"bf16": {"enabled": True}},
     "fp16": {"fp16": {"enabled": True}},

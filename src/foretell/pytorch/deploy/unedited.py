@@ -59,8 +59,8 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DATA = os.path.join(_TORCH, "utils", "data") + os.sep  # samplers ask for the script
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 _WRITES = set("wax+")
-_FLAT = ("all_gather_into_tensor", "reduce_scatter_tensor")
-_FLAT += ("all_gather_single", "reduce_scatter_single")  # their names since torch 2.13
+_FLAT = ["all_gather_into_tensor", "reduce_scatter_tensor"]
+_FLAT += ["all_gather_single", "reduce_scatter_single"]  # their names since torch 2.13
 
 
 class AsOne(OneRank):
