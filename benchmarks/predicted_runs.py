@@ -169,7 +169,6 @@ def _run(folder: Path, model: str, plan: str, cache: Path) -> dict[str, Any] | N
         "low_s",
         "high_s",
         "load",
-        "load_so_far",
         "load_during",
         "waits_s",
         "breakdown",

@@ -47,7 +47,6 @@ class DryRun(NamedTuple):
     seconds: float
     unsure: float  # standard error of their logarithm
     load: float  # core and waiting seconds over core seconds, of the rank that waits longest
-    usual: float  # the same since its process began
 
 
 def can_dry_run(plan: Plan) -> bool:
@@ -108,12 +107,11 @@ def dry_run(role: Role, plan: Plan) -> DryRun | None:
             if isinstance(unit, _Unit):
                 unit.act.group = group
     rows, load = _steps(made, role)
-    loads = (load, run_files.load_so_far())
-    found = torch.tensor([*rows[_WARM:], *loads], dtype=torch.float64)
+    found = torch.tensor([*rows[_WARM:], load], dtype=torch.float64)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    took = found[: -len(loads)]
+    took = found[:-1]
     unsure = float(took.log().std()) / len(took) ** 0.5
-    return DryRun(float(took.median()), unsure, *found[-len(loads) :].tolist())
+    return DryRun(float(took.median()), unsure, float(found[-1]))
 
 
 def _steps(made: Any, role: Role) -> tuple[list[float], float]:

@@ -73,7 +73,7 @@ _PARAMETERS = 2**26  # that an optimizer is timed on at most
 _LITTLE = 0.02  # of a step: parts below it teach nothing
 _LONG = 2e-5  # seconds of an op: shorter ones are mostly Python, the dispatcher and autograd
 _QUIET = 1.3  # wall over core seconds, up to which a step says more of the model than of the load
-_DRIFT, _SETTLES = SPREAD["drift"], SPREAD["load"]["settles"]
+_DRIFT = SPREAD["drift"]
 _WHOLE = ("host", "step")  # factors that are of no family of ops
 
 
@@ -204,7 +204,7 @@ class Predictor:
     def _as_dry_run(self, dry: DryRun) -> dict[str, Any]:
         """The prediction, from a dry run."""
         assert self.workload is not None
-        step = self.machine.factor("step") * dry.seconds * (dry.usual / dry.load) ** _SETTLES
+        step = self.machine.factor("step") * dry.seconds
         drift = _DRIFT["idle"] + _DRIFT["load"] * math.log(dry.load)
         wide = math.exp(EIGHTY_PERCENT * math.hypot(dry.unsure, drift))
         parts = dict(predict(self.plan, self.workload, self._as_timed()).breakdown)
@@ -223,7 +223,6 @@ class Predictor:
             "low_s": step / wide,
             "high_s": step * wide,
             "load": dry.load,
-            "load_so_far": dry.usual,
             "waits_s": 0.0,
             "breakdown": parts,
             "runs": max((one.runs for one in self.machine.learned.values()), default=0),

@@ -159,22 +159,10 @@ def rank_of(path: Path) -> int:
 
 def queued() -> float:
     """Seconds that this thread was ready to run and had no core; 0 where Linux does not tell."""
-    return _scheduled()[1]
-
-
-def load_so_far() -> float:
-    """Core and waiting seconds over core seconds of this thread, since it began."""
-    core, waited = _scheduled()
-    return 1.0 + waited / max(core, 1e-9)
-
-
-def _scheduled() -> tuple[float, float]:
-    """Core seconds of this thread, and those that it was ready to run and had no core."""
     try:
-        core, waited, *_ = Path("/proc/thread-self/schedstat").read_text().split()
-        return 1e-9 * int(core), 1e-9 * int(waited)
-    except (OSError, ValueError):
-        return 0.0, 0.0
+        return 1e-9 * int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def free_memory() -> float:
