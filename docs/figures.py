@@ -143,10 +143,12 @@ def unseen(folder: Path | None) -> Table:
         for name, v in said.items()
         if "rows" in v
     ]
-    apart = validated("intervals", folder)["sources"].values()
-    left = [round(100 * v["left_out"]) for v in apart if v["rows"] >= 10]
+    apart = validated("intervals", folder)
+    left = [round(100 * v["left_out"]) for v in apart["sources"].values() if v["rows"] >= 10]
     counted = {"within": sum(75 <= x <= 90 for x in left), "over": sum(x > 90 for x in left)}
-    told = {name: str(count) for name, count in (counted | {"large": len(left)}).items()}
+    chance = dict(zip(("fewest", "most"), apart["chance"]["ends"], strict=True))
+    counted |= {"large": len(left)} | {name: round(end) for name, end in chance.items()}
+    told = {name: str(count) for name, count in counted.items()}
     head = ["source", "rows", "asked blind", "median", "bias", "p90", "in the 80 % interval"]
     return Table("unseen", "foretell validate --unseen", [*head, "peak memory"], rows, told)
 

@@ -23,7 +23,7 @@ Ends that suit the sources they were fitted to hold fewer of the next: all width
 number with which 80 % of all rows, weighed as in the fit, lie inside intervals fitted without their
 source (`stretch`; of a source that is left out, by that of the others).
 
-Rows of a source share its bias, which nobody knows before the source is looked at. So that even
+Rows of a source share its bias, which is not known before the source is looked at. So that even
 intervals of the true distribution hold more than 90 % of one source and less than 75 % of another:
 `by_chance` draws sources whose biases and rows spread as ours do, in units of their intervals.
 """
@@ -262,8 +262,10 @@ def report(truth: Path) -> dict[str, Any]:
             if asked
             else {}
         )
-    return {"slower": found.slower, "distance": {n: d._asdict() for n, d in found.distance.items()},
-            "sources": values, "text": _text(found, values, by_chance(beyond))}  # fmt: skip
+    chance = by_chance(beyond)
+    distance = {name: each._asdict() for name, each in found.distance.items()}
+    said = {"slower": found.slower, "distance": distance, "chance": chance._asdict()}
+    return said | {"sources": values, "text": _text(found, values, chance)}
 
 
 DRAWS = 2000
