@@ -16,7 +16,7 @@ from typing import Any, Self
 from foretell.advise import TRIED, Advice, advise, peak, shown
 from foretell.advise import Step as _Step
 from foretell.api.result import Bar, Plot, Result, Table, bars
-from foretell.baseline import why
+from foretell.baseline import Interval, why
 from foretell.cluster import Cluster
 from foretell.cluster import load as load_cluster
 from foretell.cost.price import priced
@@ -29,6 +29,7 @@ from foretell.simulate import Timeline
 from foretell.simulate.engine import simulate
 from foretell.simulate.timeline import path_seconds
 from foretell.whatif import Setting, WhatIf, parse, tried
+from foretell.whatif.registry import peak_between
 
 _OF_FUNCTIONS = ("batch", "ranks", "optimizer", "autocast", "device")
 Progress = Callable[..., None]  # what is being done and, where that is known, the share done
@@ -255,6 +256,15 @@ class Step(_Step):
             notes = (f"{assumed} (--on: another)", *notes)
         return cls(priced(graph, on, path.name), on, name=path.name, remarks=notes)
 
+    def _held_between(
+        self, peak: float, made: Sequence[WhatIf], measured: float | None
+    ) -> tuple[float, float]:
+        """Bytes between which the peak lies in 80 % of cases."""
+        facts = self.graph.facts
+        is_given = measured is not None or "peak_bytes" in facts
+        ran_before = bool(facts.get("profiled_before"))
+        return peak_between(peak, made, is_given=is_given, ran_before=ran_before)
+
     def whatif(self, *changes: str | WhatIf, measured_peak: float | None = None) -> WhatIfResult:
         """What `changes`, made together, would do to the step.
 
@@ -268,6 +278,7 @@ class Step(_Step):
         before, after = simulate(self.graph), simulate(changed)
         predicted = self.predicted(after.graph)
         low, high = self.interval(after.graph, made)
+        changed_peak = peak(changed, measured_peak) or 0.0
         return WhatIfResult(
             changes=tuple(str(change) for change in made),
             baseline=self.seconds,
@@ -275,7 +286,8 @@ class Step(_Step):
             low=low,
             high=high,
             baseline_peak=peak(self.graph, measured_peak) or 0.0,
-            peak=peak(changed, measured_peak) or 0.0,
+            peak=changed_peak,
+            peak_interval=Interval(*self._held_between(changed_peak, made, measured_peak)),
             why=why(before.graph, after.graph, (self.seconds, predicted)),
             assumptions=tuple(text for change in made for text in change.assumes),
             notes=tuple(self.notes),
@@ -355,6 +367,7 @@ class WhatIfResult(Result):
     high: float
     baseline_peak: float  # bytes; 0 where unknown
     peak: float
+    peak_interval: Interval  # 80 %, bytes
     why: str  # the bottleneck before and after
     assumptions: tuple[str, ...]
     notes: tuple[str, ...]
@@ -387,6 +400,9 @@ class WhatIfResult(Result):
         path = Table(("on the critical path", "before>", "after>"), rows)
         assumed = [f"assumes {text}" for text in dict.fromkeys(self.assumptions)]
         left = [f"{change} could not be tried: {reason}" for change, reason in self.refused]
+        if verbose and self.peak:
+            sizes = " to ".join(map(words.size, self.peak_interval))
+            assumed.insert(0, f"memory: {sizes} in 80 % of cases")
         return [*left, self.why, path, *self.notes, *(assumed if verbose else [])]
 
     def to_dict(self) -> dict[str, Any]:
@@ -403,6 +419,8 @@ class WhatIfResult(Result):
             "path_before": path_seconds(self.before, "op"),
             "path_after": path_seconds(self.after, "op"),
             "peak_bytes": self.peak or None,
+            "peak_low_bytes": self.peak_interval.low or None,
+            "peak_high_bytes": self.peak_interval.high or None,
             "baseline_peak_bytes": self.baseline_peak or None,
         }
 

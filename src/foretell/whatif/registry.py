@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
+from typing import Any
 
 from foretell.errors import ForetellError, InputError
 from foretell.graph.graph import Graph
@@ -178,11 +179,17 @@ NEVER = "never"  # the table of what-ifs without measured rows
 
 
 @cache
+def _spreads() -> dict[str, Any]:
+    """The tables of `spread.toml`."""
+    text = files("foretell.whatif").joinpath("spread.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+@cache
 def _table() -> dict[str, tuple[float, str]]:
     """Spread and the name of its group, by what-if."""
-    text = files("foretell.whatif").joinpath("spread.toml").read_text("utf-8")
-    groups = tomllib.loads(text)
-    return {name: (float(s), group) for group, rows in groups.items() for name, s in rows.items()}
+    groups = ((group, rows) for group, rows in _spreads().items() if group != "memory")
+    return {name: (float(s), group) for group, rows in groups for name, s in rows.items()}
 
 
 def spread_of(name: str) -> float:
@@ -198,3 +205,19 @@ def is_measured(name: str) -> bool:
 def together(changes: Iterable[WhatIf]) -> float:
     """The spread of several what-ifs, as independent errors add up."""
     return math.hypot(*(spread_of(change.name) for change in changes))
+
+
+def peak_between(
+    peak: float, changes: Iterable[WhatIf], *, is_given: bool, ran_before: bool
+) -> tuple[float, float]:
+    """Between which bytes the peak of a changed step lies in 80 % of cases.
+
+    `is_given`: the plain step's was measured. Otherwise a process that `ran_before` other steps may
+    hold what those left.
+    """
+    known = _spreads()["memory"]
+    table = known["given" if is_given else "alone"]
+    sides = [table["any"], *(table[c.name] for c in changes if c.name in table)]
+    least, most = min(low for low, _ in sides), max(high for _, high in sides)
+    besides = known["earlier"] if ran_before and not is_given else 0.0
+    return peak * math.exp(least), peak * math.exp(most) + besides

@@ -23,6 +23,7 @@ import numpy as np
 from foretell.memory.tape import FACT, decode, occupancy
 from foretell.trace import read
 from foretell.whatif import WHATIFS, parse
+from foretell.whatif.registry import peak_between
 from foretell_lab.validate.variants import variants
 from foretell_lab.validate.whatifs import SPECS
 
@@ -39,11 +40,17 @@ class Row:
     measured: float
     alone: float
     given: float  # with the measured peak of the plain step
+    interval: tuple[float, float] = (0.0, 0.0)  # from the trace alone
 
     @property
     def error(self) -> float:
         """Relative error from the trace alone."""
         return self.alone / self.measured - 1
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the interval from the trace alone holds what was measured."""
+        return self.interval[0] <= self.measured <= self.interval[1]
 
     @property
     def error_given(self) -> float:
@@ -68,7 +75,8 @@ def _trace(truth: Path, model: str) -> Path:
 
 def _rows(truth: Path, measured: dict[str, Any]) -> Iterator[Row]:
     model = measured["base"]["model"]
-    plain = decode(read(_trace(truth, model)).graph.facts[FACT])
+    facts = read(_trace(truth, model)).graph.facts
+    plain, ran_before = decode(facts[FACT]), bool(facts.get("profiled_before"))
     base = occupancy(plain).peak
     besides = measured["base"]["peak_mib"] * 2**20 - base
     for variant, row in measured.items():
@@ -77,11 +85,12 @@ def _rows(truth: Path, measured: dict[str, Any]) -> Iterator[Row]:
             continue
         if not all(s.partition(":")[0] in WHATIFS for s in specs):
             continue
-        tape = plain
-        for spec in specs:
-            tape = parse(spec).hold(tape)
+        tape, changes = plain, [parse(spec) for spec in specs]
+        for change in changes:
+            tape = change.hold(tape)
         peak = occupancy(tape).peak
-        yield Row(model, variant, row["peak_mib"] * 2**20, peak, peak + besides)
+        between = peak_between(peak, changes, is_given=False, ran_before=ran_before)
+        yield Row(model, variant, row["peak_mib"] * 2**20, peak, peak + besides, between)
 
 
 def _clean(truth: Path) -> Iterator[Row]:
@@ -133,4 +142,5 @@ def _summary(name: str, rows: Sequence[Row]) -> str:
         if errors:
             size = np.abs(errors)
             parts.append(f"{word}: median {np.median(size):5.1%} worst {size.max():5.1%}")
+    parts.append(f"in the interval {np.mean([r.is_covered for r in rows]):.0%}")
     return "  ".join(parts)
