@@ -7,8 +7,9 @@ tensor once.
     foreach   seconds = operations · START + bytes of all operations / RATE
     fused     seconds = START_FUSED + bytes of one pass / RATE_FUSED
 
-The host's part is a share of what it spends on the loop now. Constants are fits to the optimizer
-rows of the shipped H200 table (`cost/tables/measured/h200.csv.gz`, 4 to 390 parameters).
+Those constants are fits to the optimizer rows of the shipped H200 table
+(`cost/tables/measured/h200.csv.gz`, 4 to 390 parameters). What the host spends is that of
+`cost/host.toml`, on a host as fast as the loop shows it to be.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from foretell.cost.host import constants, updated
 from foretell.graph.columns import Array, Kind, Phase
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
@@ -28,11 +30,9 @@ from foretell.whatif.parameters import UNSCALE, first_shape
 
 START, RATE = 14e-6, 3.8e12  # of a kernel over a list of tensors
 START_FUSED, RATE_FUSED = 35e-6, 3.25e12
-FOREACH_HOST, FUSED_HOST = 0.19, 0.057  # of the host time of the loop
-SET_UP = 6e-5  # seconds of host time whatever the number of parameters
-# Tensors that one pass reads or writes: p, g, m, v in and p, m, v out; p, g, m in and p, m out.
-PASSES = {"addcdiv_": 7, "mul_": 5}
-PLAIN = 3  # p and g in, p out
+# By an operation of the loop: the optimizer, and the tensors that one pass reads or writes: p, g, m
+# and v in, p, m and v out; p, g and m in, p and m out; p and g in, p out.
+SORTS = {"addcdiv_": ("adam", 7), "mul_": ("momentum", 5), "": ("sgd", 3)}
 ITEM = 4.0  # bytes of a parameter and of its state
 
 
@@ -44,11 +44,23 @@ class Loop:
     first: int  # the first host task
     host: float  # seconds the host spends
     operations: int  # kernels a parameter
+    tensors: int
     parameters: float  # numbers, not tensors
     moved: float  # bytes all operations read and write
     kernel: int  # one of its kernels, for lane and rank
     shape: str  # of all its tensors, as an operator on lists has it
     ops: frozenset[str]
+
+    @property
+    def sort(self) -> tuple[str, int]:
+        """Which optimizer it is, and the tensors that one pass reads or writes."""
+        return next(sort for op, sort in SORTS.items() if not op or op in self.ops)
+
+    def issuing(self, how: str) -> float:
+        """Seconds in which this host issues the same step as few kernels."""
+        usual = self.tensors * self.operations * constants()["chain"]["update"]
+        seconds = updated(self.sort[0], how, np.array([float(self.tensors)]), scaled=False)
+        return float(seconds[0]) * self.host / usual
 
 
 @dataclass(frozen=True)
@@ -66,7 +78,7 @@ class ForeachOptimizer(WhatIf):
         with graph.edit(str(self)) as edit:
             for loop in loops(graph):
                 seconds = START + loop.moved / RATE / loop.operations
-                host = (FOREACH_HOST * loop.host + SET_UP) / loop.operations
+                host = loop.issuing("foreach") / loop.operations
                 replace(edit, loop, "_foreach", host, seconds, loop.operations)
         return edit.graph
 
@@ -90,9 +102,8 @@ class FusedOptimizer(WhatIf):
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         with graph.edit(str(self)) as edit:
             for loop in loops(graph):
-                passes = next((n for op, n in PASSES.items() if op in loop.ops), PLAIN)
-                seconds = START_FUSED + loop.parameters * ITEM * passes / RATE_FUSED
-                replace(edit, loop, "_fused", FUSED_HOST * loop.host + SET_UP, seconds, 1)
+                seconds = START_FUSED + loop.parameters * ITEM * loop.sort[1] / RATE_FUSED
+                replace(edit, loop, "_fused", loop.issuing("fused"), seconds, 1)
         return edit.graph
 
     def hold(self, tape: Tape) -> Tape:
@@ -131,6 +142,7 @@ def found(graph: Graph, rank: int) -> Loop:
         first=int(host[np.argmin(graph.order[host])]),
         host=float(graph.seconds[host].sum() + graph.gap[host].sum()),
         operations=max(1, round(len(kernels) / tensors)),
+        tensors=tensors,
         parameters=float(sizes[once].sum()),
         moved=moved,
         kernel=int(kernels[0]),
