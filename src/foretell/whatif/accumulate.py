@@ -9,7 +9,7 @@ is for the longer step, of `steps` times as many samples.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -33,13 +33,13 @@ PASSES = (Phase.LOAD, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 class Accumulate(WhatIf):
     """Run forward and backward `steps` times for one update and one exchange of gradients."""
 
-    name: ClassVar[str] = "accumulate"
-    source: ClassVar[str] = "PyTorch documentation, DistributedDataParallel.no_sync"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "accumulate"
+    source = "PyTorch documentation, DistributedDataParallel.no_sync"
+    assumes = (
         "every pass takes what this one takes, with as many samples; the step is of all of them",
         "gradients are exchanged in the last pass only (no_sync)",
     )
-    code: ClassVar[str] = "with model.no_sync(): loss.backward()   # steps - 1 times"
+    code = "with model.no_sync(): loss.backward()   # steps - 1 times"
     steps: int = 4  # passes an update
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:

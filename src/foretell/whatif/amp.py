@@ -17,7 +17,7 @@ what they are gradients of, so that no transpose follows it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -169,14 +169,14 @@ CAST_BYTES = 6  # of one number: four read and two written, or the other way rou
 class Amp(WhatIf):
     """Run forward and backward under autocast in half precision."""
 
-    name: ClassVar[str] = "amp"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "amp"
+    assumes = (
         "matmuls, convolutions and attention run in half precision, sums and norms in fp32, and "
         "every parameter is cast once a step",
         "kernels change as they did where both formats were measured, on an H200",
     )
-    source: ClassVar[str] = "PyTorch documentation, Automatic Mixed Precision; Daydream, section 5"
-    code: ClassVar[str] = 'with torch.autocast("cuda", dtype=torch.bfloat16): loss = model(batch)'
+    source = "PyTorch documentation, Automatic Mixed Precision; Daydream, section 5"
+    code = 'with torch.autocast("cuda", dtype=torch.bfloat16): loss = model(batch)'
     dtype: str = "bf16"  # or fp16, with a gradient scaler
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:

@@ -8,7 +8,6 @@ issued behind the copy waits for it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -28,15 +27,15 @@ _CALL = 1e-5  # seconds of a cudaMemcpyAsync from pinned memory where a step sho
 class AsyncCopies(WhatIf):
     """Copy batches to the device without waiting, beside what it computes."""
 
-    name: ClassVar[str] = "async-copies"
-    source: ClassVar[str] = (
+    name = "async-copies"
+    source = (
         "PyTorch tutorial on pinned memory and non_blocking copies; Daydream (Zhu et al., ATC 2020)"
     )
-    assumes: ClassVar[tuple[str, ...]] = (
+    assumes = (
         "the loader pins batches on a thread of its own; copies run at the rate of the bus",
         "the first kernel issued behind a copy is the first that needs it",
     )
-    code: ClassVar[str] = "DataLoader(…, pin_memory=True); batch.to('cuda', non_blocking=True)"
+    code = "DataLoader(…, pin_memory=True); batch.to('cuda', non_blocking=True)"
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         moved = copies(graph, "h2d")

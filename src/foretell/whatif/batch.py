@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -117,16 +116,16 @@ RECURRENT, STEPWISE = 0.75, "_cudnn_rnn*"
 class Batch(WhatIf):
     """Use `times` as many samples a step."""
 
-    name: ClassVar[str] = "batch"
-    source: ClassVar[str] = "ours: how kernels of each sort grow with their samples"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "batch"
+    source = "ours: how kernels of each sort grow with their samples"
+    assumes = (
         f"the host issues the same calls; forward and backward kernels take batch^{POWER} as long, "
         f"those of recurrent layers batch^{RECURRENT}",
         "the batch changes neither the optimizer's work nor what fills, casts or adds whole "
         "parameters",
         "the gradient of an embedding is made as PyTorch makes it for so many indices",
     )
-    code: ClassVar[str] = "DataLoader(…, batch_size=…)"
+    code = "DataLoader(…, batch_size=…)"
     times: float = 2.0  # how many times as many
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:

@@ -12,7 +12,6 @@ Each tier is a channel of its own, so that the stages of successive buckets over
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -30,13 +29,13 @@ from foretell.whatif.stages import Stage, take_apart
 class BlueConnect(WhatIf):
     """Reduce gradients within nodes, then between them, then spread them within nodes."""
 
-    name: ClassVar[str] = "blueconnect"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "blueconnect"
+    assumes = (
         "tiers of the network work at the same time, each on another bucket",
         "ranks of a node that communicate with other nodes at once share its links fairly",
     )
-    source: ClassVar[str] = "Cho et al. 2019, BlueConnect (MLSys)"
-    code: ClassVar[str] = "reduce_scatter(node); all_reduce(across); all_gather(node)"
+    source = "Cho et al. 2019, BlueConnect (MLSys)"
+    code = "reduce_scatter(node); all_reduce(across); all_gather(node)"
     inside: int = 0  # ranks of a node; 0: as the cluster has them
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:

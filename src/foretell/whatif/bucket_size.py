@@ -7,7 +7,6 @@ buckets pay less latency and start later; smaller ones the other way round.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from foretell.errors import InputError
 from foretell.graph.graph import Graph
@@ -22,13 +21,13 @@ from foretell.whatif.gradients import gradients
 class BucketSize(WhatIf):
     """Send gradients in buckets of `mb` MiB."""
 
-    name: ClassVar[str] = "bucket-size"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "bucket-size"
+    assumes = (
         "buckets are filled in the order gradients are ready; the first is closed by 1 MiB",
         "gradients that the trace shows only inside a bucket stay together",
     )
-    source: ClassVar[str] = "Li et al. 2020, PyTorch Distributed (VLDB), section 3.2"
-    code: ClassVar[str] = "DistributedDataParallel(model, bucket_cap_mb=…)"
+    source = "Li et al. 2020, PyTorch Distributed (VLDB), section 3.2"
+    code = "DistributedDataParallel(model, bucket_cap_mb=…)"
     mb: float  # MiB that close a bucket
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:

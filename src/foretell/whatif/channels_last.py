@@ -7,7 +7,6 @@ in half precision that saves the kernels that turned images round before and aft
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from foretell.graph.columns import Dtype, word_of
 from foretell.graph.graph import Graph
@@ -29,13 +28,13 @@ from foretell.whatif.table_lookup import (
 class ChannelsLast(WhatIf):
     """Keep images, activations and filters with their channels last."""
 
-    name: ClassVar[str] = "channels-last"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "channels-last"
+    assumes = (
         "every operator between convolutions keeps the layout; kernels change as they did where "
         "both layouts were measured, on an H200",
     )
-    source: ClassVar[str] = "PyTorch documentation, Channels Last Memory Format"
-    code: ClassVar[str] = "model.to(memory_format=torch.channels_last)   # and the images"
+    source = "PyTorch documentation, Channels Last Memory Format"
+    code = "model.to(memory_format=torch.channels_last)   # and the images"
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         if image_layout(graph) == "nhwc":

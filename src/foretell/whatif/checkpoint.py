@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -29,13 +29,13 @@ COPIED = (
 class Checkpoint(WhatIf):
     """Run the whole forward pass again before the backward pass."""
 
-    name: ClassVar[str] = "checkpoint"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "checkpoint"
+    assumes = (
         "the forward pass costs the second time what it costs now, on the thread of the backward",
         "hooks in Python take the host 37 us for each tensor that is saved for the backward",
     )
-    source: ClassVar[str] = "Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost"
-    code: ClassVar[str] = "torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)"
+    source = "Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost"
+    code = "torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)"
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         is_forward = graph.phase == Phase.FORWARD

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -54,13 +53,13 @@ LOOPS = ("_cudnn_rnn", "CudnnRnn", "_thnn_fused", "_grouped_mm", "GroupedMm")
 class Compile(WhatIf):
     """Compile the model with Inductor."""
 
-    name: ClassVar[str] = "compile"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "compile"
+    assumes = (
         "the whole model is captured without graph breaks; the optimizer stays as it is",
         f"a run of fused kernels takes its longest and {_known('share'):.0%} of the others",
     )
-    source: ClassVar[str] = "PyTorch 2 (Ansel et al., ASPLOS 2024)"
-    code: ClassVar[str] = "model = torch.compile(model)"
+    source = "PyTorch 2 (Ansel et al., ASPLOS 2024)"
+    code = "model = torch.compile(model)"
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         if is_compiled(graph):

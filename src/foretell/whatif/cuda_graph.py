@@ -20,7 +20,6 @@ to the kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -151,14 +150,14 @@ LAUNCH = 2e-5  # seconds of one cudaGraphLaunch on the host
 class CudaGraph(WhatIf):
     """Replay the whole step as one CUDA graph."""
 
-    name: ClassVar[str] = "cuda-graph"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "cuda-graph"
+    assumes = (
         "shapes and control flow are the same in every step, and nothing in it waits for the host",
         "kernels take the time they take now; an Adam optimizer runs with capturable=True; models "
         "of the transformers library (words, a scale, no mask) make their masks in a capture",
     )
-    source: ClassVar[str] = "PyTorch documentation, CUDA semantics: CUDA graphs"
-    code: ClassVar[str] = "with torch.cuda.graph(g): step()   # then g.replay()"
+    source = "PyTorch documentation, CUDA semantics: CUDA graphs"
+    code = "with torch.cuda.graph(g): step()   # then g.replay()"
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         if not np.isin(graph.kind, DEVICE).any() or not np.isin(graph.kind, HOST).any():

@@ -9,7 +9,6 @@ already is taken to another number of ranks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from foretell.errors import InputError
 from foretell.graph.graph import Graph
@@ -27,16 +26,16 @@ from foretell.whatif.skew import SKEW
 class DataParallel(WhatIf):
     """Train on `ranks` devices, gradients averaged in buckets while the backward pass runs."""
 
-    name: ClassVar[str] = "data-parallel"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "data-parallel"
+    assumes = (
         "every rank computes what this one does, on as many samples; steps of a rank spread by 2 %",
         "gradients are copied into buckets and back (gradient_as_bucket_view=False), as DDP does",
         "kernels and collectives that run at the same time slow each other by 18.9 %",
         "without --on: links as fast as the collectives in the step, else those of the DGX that "
         "the traced device is sold in",
     )
-    source: ClassVar[str] = "Li et al. 2020, PyTorch Distributed (VLDB); Daydream, section 5.4"
-    code: ClassVar[str] = "model = torch.nn.parallel.DistributedDataParallel(model)"
+    source = "Li et al. 2020, PyTorch Distributed (VLDB); Daydream, section 5.4"
+    code = "model = torch.nn.parallel.DistributedDataParallel(model)"
     ranks: int  # how many devices
     bucket_mb: float = 25.0  # MiB that close a bucket; the first is closed by one
     overlap: bool = True  # send while the backward pass runs, or only behind it

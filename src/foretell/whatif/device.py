@@ -11,7 +11,6 @@ cancels. A kernel whose operator's shapes are not known is taken to be bound by 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -34,9 +33,9 @@ _PRICED = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 class OtherDevice(WhatIf):
     """Run the step on another GPU, its host unchanged."""
 
-    name: ClassVar[str] = "device"
-    source: ClassVar[str] = "ours: kernel formulas of both devices"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "device"
+    source = "ours: kernel formulas of both devices"
+    assumes = (
         "the host, the network and the libraries are the same; kernels compute in the same format",
         "what a price gets wrong of a kernel, it gets wrong on both devices alike",
     )

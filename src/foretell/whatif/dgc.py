@@ -10,7 +10,6 @@ Each all-reduce of S bytes over n ranks becomes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -37,14 +36,14 @@ INDEX = 4.0  # bytes of a place, as of a value
 class Dgc(WhatIf):
     """Send only `ratio` of the gradients, the largest, with momentum correction."""
 
-    name: ClassVar[str] = "dgc"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "dgc"
+    assumes = (
         "a sampled threshold finds the largest gradients; values and places take 4 bytes each",
         "the host waits to learn how many they are (`nonzero`), once a bucket",
         "the model still learns as well with so few gradients",
     )
-    source: ClassVar[str] = "Lin et al. 2018, Deep Gradient Compression (ICLR)"
-    code: ClassVar[str] = "model.register_comm_hook(state, dgc_hook)   # a hook of your own"
+    source = "Lin et al. 2018, Deep Gradient Compression (ICLR)"
+    code = "model.register_comm_hook(state, dgc_hook)   # a hook of your own"
     ratio: float = 0.001  # share of the gradients that is sent
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:

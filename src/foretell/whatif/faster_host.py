@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -19,9 +18,9 @@ ON_HOST = (Kind.HOST, Kind.LOAD, Kind.SYNC)
 class FasterHost(WhatIf):
     """Let the host do everything `times` as fast: Python, operators, launches, reading data."""
 
-    name: ClassVar[str] = "faster-host"
-    source: ClassVar[str] = "ours: every host task alike"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "faster-host"
+    source = "ours: every host task alike"
+    assumes = (
         "every host task and the untraced time behind it shrink alike; waiting for the device "
         "stays what it is",
     )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -60,14 +59,14 @@ class Chain:
 class FlashAttention(WhatIf):
     """Replace written-out attention by one fused kernel, forward and backward."""
 
-    name: ClassVar[str] = "flash-attention"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "flash-attention"
+    assumes = (
         "matmuls around a softmax are attention; masks do not make it cheaper, and the "
         "gradient of a bias on the scores comes with it",
         "the host's part is that of the first of the replaced operators",
     )
-    source: ClassVar[str] = "Dao, FlashAttention-2, 2023; the price is that of `foretell.cost`"
-    code: ClassVar[str] = "torch.nn.functional.scaled_dot_product_attention(q, k, v)"
+    source = "Dao, FlashAttention-2, 2023; the price is that of `foretell.cost`"
+    code = "torch.nn.functional.scaled_dot_product_attention(q, k, v)"
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         found = [c for r in np.unique(graph.rank).tolist() for c in chains(graph, r)]

@@ -13,7 +13,6 @@ parameters from forward to backward, as FSDP does.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -47,14 +46,14 @@ _OPS = {1: "all_reduce", 2: "reduce_scatter"}
 class Fsdp(WhatIf):
     """Shard parameters, gradients and optimizer state over `ranks` devices."""
 
-    name: ClassVar[str] = "fsdp"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "fsdp"
+    assumes = (
         "every rank computes what this one does, on as many samples; steps of a rank spread by 2 %",
         "parameters are sent as they are kept; the optimizer's kernels do 1/ranks of their work",
         "kernels and collectives that run at the same time slow each other by 18.9 %",
     )
-    source: ClassVar[str] = "Rajbhandari et al. 2020, ZeRO (SC); Zhao et al. 2023, FSDP (VLDB)"
-    code: ClassVar[str] = "fully_shard(layer); fully_shard(model)"
+    source = "Rajbhandari et al. 2020, ZeRO (SC); Zhao et al. 2023, FSDP (VLDB)"
+    code = "fully_shard(layer); fully_shard(model)"
     ranks: int  # how many devices
     zero: int = 3  # what is sharded: 1 optimizer state, 2 and gradients, 3 and parameters
     unit_mb: float = 25.0  # MiB of parameters gathered together (zero=3), or of a bucket

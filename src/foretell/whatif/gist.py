@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -46,13 +46,13 @@ class Saved:
 class Gist(WhatIf):
     """Keep the outputs of ReLUs in fewer bits until the backward pass."""
 
-    name: ClassVar[str] = "gist"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "gist"
+    assumes = (
         "encoding and decoding are bound by memory; the host launches one kernel more for each",
         "hooks written in Python see every tensor that autograd saves",
         "training bears the lost bits",
     )
-    source: ClassVar[str] = "Jain et al., Gist: Efficient Data Encoding for DNN Training, ISCA 2018"
+    source = "Jain et al., Gist: Efficient Data Encoding for DNN Training, ISCA 2018"
     bits: int = 8  # a number, where no pooling follows
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:

@@ -16,7 +16,6 @@ to matter how many of them are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -43,13 +42,13 @@ BY_WORKERS = "*MultiProcessing*"  # how a trace names an iterator that has worke
 class Loader(WhatIf):
     """Let worker processes make the batches."""
 
-    name: ClassVar[str] = "loader"
-    source: ClassVar[str] = "PyTorch documentation, torch.utils.data (num_workers)"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "loader"
+    source = "PyTorch documentation, torch.utils.data (num_workers)"
+    assumes = (
         "a worker takes for a batch what the step takes now, and cores and storage allow for all",
         "batches come over in shared memory; busy workers slow the host's other work down a little",
     )
-    code: ClassVar[str] = "DataLoader(…, num_workers=4)"
+    code = "DataLoader(…, num_workers=4)"
     workers: int = 4  # how many
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:

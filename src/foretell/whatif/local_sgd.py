@@ -7,7 +7,6 @@ that nothing overlaps; the step bears its share of it, 1/`every`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -27,13 +26,13 @@ from foretell.whatif.gradients import compute_lane, exchanged, gradients
 class LocalSgd(WhatIf):
     """Average parameters every `every` steps instead of gradients every step."""
 
-    name: ClassVar[str] = "local-sgd"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "local-sgd"
+    assumes = (
         "a step bears its share of an average that nothing overlaps",
         "the model still learns as well when ranks drift apart in between",
     )
-    source: ClassVar[str] = "Stich 2019, Local SGD (ICLR); torch PostLocalSGDOptimizer"
-    code: ClassVar[str] = "PostLocalSGDOptimizer(optimizer, PeriodicModelAverager(period=…))"
+    source = "Stich 2019, Local SGD (ICLR); torch PostLocalSGDOptimizer"
+    code = "PostLocalSGDOptimizer(optimizer, PeriodicModelAverager(period=…))"
     every: int = 8  # steps between two averages
     ranks: int = 0  # how many devices; 0: those that exchange gradients now
 

@@ -13,7 +13,6 @@ output (bias, activation) is done before that output is written, and its kernel 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -38,12 +37,12 @@ EPILOGUES = ("relu", "relu_", "clamp_min", "clamp_min_", "gelu", "silu", "hardta
 class Metaflow(WhatIf):
     """Join matmuls of one input, and put activations into the kernels before them."""
 
-    name: ClassVar[str] = "metaflow"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "metaflow"
+    assumes = (
         "equal matmuls with no kernel between them have the same input",
         "an activation done in an epilogue costs nothing there; its gradient stays as it is",
     )
-    source: ClassVar[str] = "Jia et al., Optimizing DNN Computation with Relaxed Graph Substitutions, MLSys 2019"  # noqa: E501  # fmt: skip
+    source = "Jia et al., Optimizing DNN Computation with Relaxed Graph Substitutions, MLSys 2019"
     join: bool = True  # whether matmuls are joined
     epilogue: bool = True  # whether activations are put into epilogues
 

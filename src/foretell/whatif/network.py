@@ -8,7 +8,6 @@ on change: the network where they stand on several nodes, else those inside the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -24,11 +23,9 @@ from foretell.whatif.collective_cost import START, Wires, wires
 class Network(WhatIf):
     """Make the links between ranks `times` as fast, or give them `bandwidth` GB/s."""
 
-    name: ClassVar[str] = "network"
-    source: ClassVar[str] = "Daydream (Zhu et al., ATC 2020); links by rate (docs/decisions/0004)"
-    assumes: ClassVar[tuple[str, ...]] = (
-        "only the rate of the outermost links changes; a message starts as late as before",
-    )
+    name = "network"
+    source = "Daydream (Zhu et al., ATC 2020); links by rate (docs/decisions/0004)"
+    assumes = ("only the rate of the outermost links changes; a message starts as late as before",)
     times: float = 2.0  # how many times as fast
     bandwidth: float = 0.0  # GB/s one rank sends while it receives as much; instead of `times`
 

@@ -15,7 +15,7 @@ Those constants are fits to the optimizer rows of the shipped H200 table
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -67,12 +67,10 @@ class Loop:
 class ForeachOptimizer(WhatIf):
     """Let the optimizer treat all parameters in one kernel an operation."""
 
-    name: ClassVar[str] = "foreach-optimizer"
-    source: ClassVar[str] = "PyTorch documentation, torch.optim (foreach)"
-    assumes: ClassVar[tuple[str, ...]] = (
-        "the optimizer loops over parameters now; the list kernels move the same bytes",
-    )
-    code: ClassVar[str] = "torch.optim.Adam(params, foreach=True)"
+    name = "foreach-optimizer"
+    source = "PyTorch documentation, torch.optim (foreach)"
+    assumes = ("the optimizer loops over parameters now; the list kernels move the same bytes",)
+    code = "torch.optim.Adam(params, foreach=True)"
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         with graph.edit(str(self)) as edit:
@@ -90,14 +88,14 @@ class ForeachOptimizer(WhatIf):
 class FusedOptimizer(WhatIf):
     """Let the optimizer update all parameters in one pass."""
 
-    name: ClassVar[str] = "fused-optimizer"
-    source: ClassVar[str] = (
+    name = "fused-optimizer"
+    source = (
         "PyTorch documentation, torch.optim (fused); Daydream (Zhu et al., ATC 2020), FusedAdam"
     )
-    assumes: ClassVar[tuple[str, ...]] = (
+    assumes = (
         "the optimizer loops over parameters now; one pass reads and writes every tensor once",
     )
-    code: ClassVar[str] = "torch.optim.Adam(params, fused=True)"
+    code = "torch.optim.Adam(params, fused=True)"
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         with graph.edit(str(self)) as edit:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -20,12 +19,12 @@ from foretell.whatif.gradients import gradients
 class Overlap(WhatIf):
     """Send gradients beside the backward pass (`on=yes`) or behind it (`on=no`)."""
 
-    name: ClassVar[str] = "overlap"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "overlap"
+    assumes = (
         "nothing but the moment changes at which gradients are sent; buckets are those of DDP",
     )
-    source: ClassVar[str] = "Li et al. 2020, PyTorch Distributed (VLDB), section 3.2.3"
-    code: ClassVar[str] = "with model.no_sync(): …   # then one all_reduce a bucket"
+    source = "Li et al. 2020, PyTorch Distributed (VLDB), section 3.2.3"
+    code = "with model.no_sync(): …   # then one all_reduce a bucket"
     on: bool = True  # whether they overlap
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:

@@ -9,7 +9,6 @@ were ready last.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -32,13 +31,13 @@ MOST = 200_000  # slices: more than any model of a trace makes, and few enough t
 class P3(WhatIf):
     """Push and pull gradients in slices, first layers first, through parameter servers."""
 
-    name: ClassVar[str] = "p3"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "p3"
+    assumes = (
         "servers stand on machines of their own, with a link like a rank's each",
         "servers add and update in no time; a slice costs nothing but its bytes and one start",
     )
-    source: ClassVar[str] = "Jayarajan et al. 2019, Priority-based Parameter Propagation (MLSys)"
-    code: ClassVar[str] = "MXNET_KVSTORE_USEP3=1 MXNET_KVSTORE_SLICE_THRESHOLD=50000"
+    source = "Jayarajan et al. 2019, Priority-based Parameter Propagation (MLSys)"
+    code = "MXNET_KVSTORE_USEP3=1 MXNET_KVSTORE_SLICE_THRESHOLD=50000"
     ranks: int = 0  # how many devices; 0: those that exchange gradients now
     servers: int = 0  # how many servers; 0: as many as ranks
     slice_k: float = 50.0  # thousand numbers of a slice: the paper's choice

@@ -14,7 +14,7 @@ pass and ends with the forward of the next step. Steps in a row are the same eit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -51,13 +51,13 @@ class Pieces:
 class ParameterServer(WhatIf):
     """Exchange gradients through parameter servers instead of collectives."""
 
-    name: ClassVar[str] = "parameter-server"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "parameter-server"
+    assumes = (
         "servers stand on machines of their own, with a link like a rank's each",
         "servers add and update in no time; pieces are sent in the order they are ready",
     )
-    source: ClassVar[str] = "Li et al. 2014, Parameter Server (OSDI); Daydream, section 5.4"
-    code: ClassVar[str] = "kv = mxnet.kv.create('dist_sync')"
+    source = "Li et al. 2014, Parameter Server (OSDI); Daydream, section 5.4"
+    code = "kv = mxnet.kv.create('dist_sync')"
     ranks: int = 0  # how many devices; 0: those that exchange gradients now
     servers: int = 0  # how many servers; 0: as many as ranks
     skew: float = SKEW  # relative spread of a rank's step: servers wait for the slowest

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -58,14 +57,14 @@ class _Bucket:
 class PowerSgd(WhatIf):
     """Send gradients as products of two matrices of `rank` columns."""
 
-    name: ClassVar[str] = "powersgd"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "powersgd"
+    assumes = (
         "matmuls with so few columns take what reading the matrix takes; torch's hook and defaults",
         "the hook waits for the device once a bucket, so no message is beside the backward pass",
         "the model still learns as well with gradients of so low a rank",
     )
-    source: ClassVar[str] = "Vogels et al. 2019, PowerSGD (NeurIPS); torch powerSGD_hook"
-    code: ClassVar[str] = "model.register_comm_hook(PowerSGDState(None, rank), powerSGD_hook)"
+    source = "Vogels et al. 2019, PowerSGD (NeurIPS); torch powerSGD_hook"
+    code = "model.register_comm_hook(PowerSGDState(None, rank), powerSGD_hook)"
     rank: int = 4  # columns of the thin matrices
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
 
 import numpy as np
 
@@ -32,13 +31,13 @@ RELU_BACKWARD = ("threshold_backward", "relu_backward")
 class ReconstructedBatchnorm(WhatIf):
     """Join batch normalisation with the convolutions and ReLUs around it."""
 
-    name: ClassVar[str] = "reconstructed-batchnorm"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "reconstructed-batchnorm"
+    assumes = (
         "batch normalisation is bound by memory, and joined it moves that share of its bytes",
         "the convolutions around it take the time they take now",
         "its kernels are launched from Python, as Triton's are",
     )
-    source: ClassVar[str] = (
+    source = (
         "Jung et al., Restructuring Batch Normalization to Accelerate CNN Training, MLSys 2019; "
         "the share as Daydream has it (Zhu et al., ATC 2020)"
     )

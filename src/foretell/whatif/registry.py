@@ -1,11 +1,11 @@
 """Every what-if by its name, the order in which several compose, and how far each is off by itself.
 
-A new what-if is one file, one line in `WHATIFS` and its place in `ORDER`; it is imported when it is
-used. However they are written, a later change sees what the earlier ones left. Number formats,
-layouts and attention are read off the shapes of the trace, so the batch grows behind them; a
-compiler sees the kernels it is given; a CUDA graph replays what is left on the host; ranks exchange
-the gradients of all that. Free-form edits that pick tasks by name come first, those that scale
-times last. The spread of each is read from `spread.toml`.
+A new what-if is one file and its place in `ORDER`; it is imported when it is used. However they are
+written, a later change sees what the earlier ones left. Number formats, layouts and attention are
+read off the shapes of the trace, so the batch grows behind them; a compiler sees the kernels it is
+given; a CUDA graph replays what is left on the host; ranks exchange the gradients of all that.
+Free-form edits that pick tasks by name come first, those that scale times last. The spread of each
+is read from `spread.toml`.
 """
 
 from __future__ import annotations
@@ -23,71 +23,7 @@ from foretell.graph.graph import Graph
 from foretell.spec import parse as parse_spec
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 
-# name -> module in this room and class
-KINDS: dict[str, tuple[str, str]] = {
-    "accumulate": ("accumulate", "Accumulate"),
-    "amp": ("amp", "Amp"),
-    "async-copies": ("async_copies", "AsyncCopies"),
-    "batch": ("batch", "Batch"),
-    "blueconnect": ("blueconnect", "BlueConnect"),
-    "bucket-size": ("bucket_size", "BucketSize"),
-    "channels-last": ("channels_last", "ChannelsLast"),
-    "checkpoint": ("checkpoint", "Checkpoint"),
-    "compile": ("compile", "Compile"),
-    "cuda-graph": ("cuda_graph", "CudaGraph"),
-    "data-parallel": ("data_parallel", "DataParallel"),
-    "device": ("device", "OtherDevice"),
-    "dgc": ("dgc", "Dgc"),
-    "faster": ("scale", "Faster"),
-    "faster-host": ("faster_host", "FasterHost"),
-    "flash-attention": ("flash_attention", "FlashAttention"),
-    "foreach-optimizer": ("optimizer", "ForeachOptimizer"),
-    "fsdp": ("fsdp", "Fsdp"),
-    "fused-optimizer": ("optimizer", "FusedOptimizer"),
-    "gist": ("gist", "Gist"),
-    "insert": ("remove", "Insert"),
-    "loader": ("loader", "Loader"),
-    "local-sgd": ("local_sgd", "LocalSgd"),
-    "metaflow": ("metaflow", "Metaflow"),
-    "network": ("network", "Network"),
-    "overlap": ("overlap", "Overlap"),
-    "p3": ("p3", "P3"),
-    "parameter-server": ("parameter_server", "ParameterServer"),
-    "powersgd": ("powersgd", "PowerSgd"),
-    "reconstructed-batchnorm": ("reconstructed_batchnorm", "ReconstructedBatchnorm"),
-    "remove": ("remove", "Remove"),
-    "remove-sync": ("remove_sync", "RemoveSync"),
-    "scale": ("scale", "Scale"),
-    "tf32": ("tf32", "Tf32"),
-    "vdnn": ("vdnn", "Vdnn"),
-}
-
-
-class Registry(Mapping[str, type[WhatIf]]):
-    """What-ifs by name."""
-
-    def __getitem__(self, name: str) -> type[WhatIf]:
-        module, kind = KINDS[name]
-        found: type[WhatIf] = getattr(import_module(f"foretell.whatif.{module}"), kind)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(KINDS)
-
-    def __len__(self) -> int:
-        return len(KINDS)
-
-
-WHATIFS = Registry()
-
-
-def parse(spec: str) -> WhatIf:
-    """The what-if a spec stands for."""
-    found = parse_spec(spec, WHATIFS, "what-if")
-    assert isinstance(found, WhatIf)
-    return found
-
-
+# Every what-if, in canonical order.
 ORDER = (
     "remove", "insert",
     "device",
@@ -105,6 +41,40 @@ ORDER = (
     "network",
     "faster", "scale",
 )  # fmt: skip
+# Those that share a file with others; any other is in one of its own name.
+ELSEWHERE = {
+    "faster": "scale", "insert": "remove",
+    "foreach-optimizer": "optimizer", "fused-optimizer": "optimizer",
+}  # fmt: skip
+
+
+class Registry(Mapping[str, type[WhatIf]]):
+    """What-ifs by name."""
+
+    def __getitem__(self, name: str) -> type[WhatIf]:
+        if name not in _PLACE:
+            raise KeyError(name)
+        module = import_module(f"foretell.whatif.{ELSEWHERE.get(name, name.replace('-', '_'))}")
+        kinds = (k for k in vars(module).values() if isinstance(k, type) and issubclass(k, WhatIf))
+        return next(k for k in kinds if k.name == name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(ORDER))
+
+    def __len__(self) -> int:
+        return len(ORDER)
+
+
+WHATIFS = Registry()
+
+
+def parse(spec: str) -> WhatIf:
+    """The what-if a spec stands for."""
+    found = parse_spec(spec, WHATIFS, "what-if")
+    assert isinstance(found, WhatIf)
+    return found
+
+
 _PLACE = {name: place for place, name in enumerate(ORDER)}
 # Changes of which a step can have one, and why.
 EXCLUSIVE = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +18,9 @@ from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 class Remove(WhatIf):
     """Take tasks away, and with a device task the host call that launched it."""
 
-    name: ClassVar[str] = "remove"
-    source: ClassVar[str] = "Daydream (Zhu et al., ATC 2020), primitives"
-    assumes: ClassVar[tuple[str, ...]] = (
-        "who waited for a removed task waits for what that task waited for",
-    )
+    name = "remove"
+    source = "Daydream (Zhu et al., ATC 2020), primitives"
+    assumes = ("who waited for a removed task waits for what that task waited for",)
     select: str  # which tasks
     launches: bool = True  # whether their launches go with them
 
@@ -41,9 +39,9 @@ class Remove(WhatIf):
 class Insert(WhatIf):
     """Put a task of the same lane behind each chosen one, and let what followed wait for it."""
 
-    name: ClassVar[str] = "insert"
-    source: ClassVar[str] = "Daydream (Zhu et al., ATC 2020), primitives"
-    assumes: ClassVar[tuple[str, ...]] = ("a new task takes the same lane as the one before it",)
+    name = "insert"
+    source = "Daydream (Zhu et al., ATC 2020), primitives"
+    assumes = ("a new task takes the same lane as the one before it",)
     after: str  # behind which tasks
     seconds: float = 1e-5  # how long each new task takes
     op: str = "inserted"  # what to call it

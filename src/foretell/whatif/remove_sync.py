@@ -7,7 +7,7 @@ does its place in what one thread hands over to another. Whatever it drained is 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -23,13 +23,13 @@ ON_HOST = (Kind.HOST, Kind.LOAD, Kind.SYNC)
 class RemoveSync(WhatIf):
     """Take away the calls in which the host waits for the device."""
 
-    name: ClassVar[str] = "remove-sync"
-    source: ClassVar[str] = "PyTorch performance tuning guide, needless synchronisation"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "remove-sync"
+    source = "PyTorch performance tuning guide, needless synchronisation"
+    assumes = (
         "nothing the host does next depends on a value it waited for",
         "a full launch queue still holds the host up",
     )
-    code: ClassVar[str] = "losses.append(loss.detach())   # and read them every 100 steps"
+    code = "losses.append(loss.detach())   # and read them every 100 steps"
     call: str = "*"  # which calls: of this op (cudaStreamSynchronize) or for this operator (item)
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:

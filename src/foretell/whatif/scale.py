@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from foretell.errors import InputError
 from foretell.graph.graph import Graph
@@ -15,9 +14,9 @@ from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 class Scale(WhatIf):
     """Make tasks take `times` as long as they do."""
 
-    name: ClassVar[str] = "scale"
-    source: ClassVar[str] = "Daydream (Zhu et al., ATC 2020), primitives"
-    assumes: ClassVar[tuple[str, ...]] = ("nothing but the time of the chosen tasks changes",)
+    name = "scale"
+    source = "Daydream (Zhu et al., ATC 2020), primitives"
+    assumes = ("nothing but the time of the chosen tasks changes",)
     select: str  # which tasks: op=gemm/conv*+phase=backward
     times: float = 0.5  # factor on their time
 
@@ -36,9 +35,9 @@ class Scale(WhatIf):
 class Faster(WhatIf):
     """Make every task of one op run `times` as fast."""
 
-    name: ClassVar[str] = "faster"
-    source: ClassVar[str] = "Daydream (Zhu et al., ATC 2020), primitives"
-    assumes: ClassVar[tuple[str, ...]] = ("the op leaves the same work to those that follow it",)
+    name = "faster"
+    source = "Daydream (Zhu et al., ATC 2020), primitives"
+    assumes = ("the op leaves the same work to those that follow it",)
     op: str  # the op, `*` for any part of its name
     times: float = 2.0  # how many times as fast
 

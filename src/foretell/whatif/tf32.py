@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -27,13 +26,13 @@ from foretell.whatif.table_lookup import (
 class Tf32(WhatIf):
     """Let matmuls and convolutions of fp32 numbers use tensor cores."""
 
-    name: ClassVar[str] = "tf32"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "tf32"
+    assumes = (
         "matmuls and convolutions in fp32 run in TF32; kernels change as they did where both were "
         "measured, on an H200",
     )
-    source: ClassVar[str] = "PyTorch documentation, CUDA semantics: TensorFloat-32"
-    code: ClassVar[str] = 'torch.set_float32_matmul_precision("high")'
+    source = "PyTorch documentation, CUDA semantics: TensorFloat-32"
+    code = 'torch.set_float32_matmul_precision("high")'
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         check_format(graph, setting, "tf32")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -43,14 +43,14 @@ class Layer:
 class Vdnn(WhatIf):
     """Keep the inputs of convolutions on the host until their backward needs them."""
 
-    name: ClassVar[str] = "vdnn"
-    assumes: ClassVar[tuple[str, ...]] = (
+    name = "vdnn"
+    assumes = (
         "copies go from and to pinned memory at the rate of the bus, each way on its own lane",
         "a convolution waits until the input of the one before has left",
         "hooks written in Python see every tensor that autograd saves",
     )
-    source: ClassVar[str] = "Rhu et al., vDNN: Virtualized Deep Neural Networks, MICRO 2016"
-    code: ClassVar[str] = "with torch.autograd.graph.save_on_cpu(pin_memory=True): …"
+    source = "Rhu et al., vDNN: Virtualized Deep Neural Networks, MICRO 2016"
+    code = "with torch.autograd.graph.save_on_cpu(pin_memory=True): …"
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         found = {r: layers(graph, r) for r in np.unique(graph.rank).tolist()}
