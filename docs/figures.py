@@ -231,8 +231,12 @@ def _by_variant(rows: Rows) -> dict[str, Rows]:
 def memory(folder: Path | None) -> Table:
     rows = validated("memory", folder)["rows"]
     given = [{"error": r["error_given"]} for r in rows if r["variant"] != "base"]
-    lines = [["the trace", *_errors(rows)], ["and the plain step's peak", *_errors(given)]]
-    return Table("memory", "foretell validate --memory", ["what is known", *ERRORS], lines, {})
+    lines = [
+        ["the trace", *_errors(rows), _held(rows)],
+        ["and the plain step's peak", *_errors(given), ""],
+    ]
+    head = ["what is known", *ERRORS, "in the 80 % interval"]
+    return Table("memory", "foretell validate --memory", head, lines, {})
 
 
 def layouts(folder: Path | None) -> Table:

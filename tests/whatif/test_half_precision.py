@@ -1,13 +1,14 @@
 """What half precision makes of single kernels: how they walk memory, attention, casts."""
 
 import numpy as np
+import pytest
 
 from foretell.cost.limits import passes
 from foretell.graph.columns import Kind, Phase
 from foretell.whatif import Setting, parse
 from foretell.whatif.amp import attended
 from foretell.whatif.autocast import runs
-from foretell.whatif.table_lookup import powers
+from foretell.whatif.table_lookup import powers, sort_of
 from tests.whatif.traced import Step
 
 H200 = "NVIDIA H200"
@@ -71,7 +72,7 @@ def test_logits_that_the_program_widens_are_cast_once_before_the_softmax():
     assert loss.inputs == ()
 
 
-def written_out(biased: bool) -> Step:
+def written_out(biased: bool, drops: bool = False) -> Step:
     """Attention as `scaled_dot_product_attention` writes it out in fp32, forward and backward."""
     s = Step()
     scores, queries = "8x12x512x512", "96x512x64+96x64x512"
@@ -81,7 +82,12 @@ def written_out(biased: bool) -> Step:
     s.op("_softmax", f"in={scores}+-+-,types=float+Scalar+Scalar")
     s.op("isneginf", f"in={scores},types=float")
     s.op("all", f"in={scores},types=bool")
+    if drops:
+        s.op("fill_", "in=-+-,types=float+Scalar")
     s.op("where", f"in=8x12x512x1+{scores}+{scores},types=bool+float+float")
+    if drops:
+        s.op("native_dropout", f"in={scores}+-+-,types=float+Scalar+Scalar")
+        s.op("copy_", "in=8x12x512x64+8x12x512x64,types=float+float")
     s.op("bmm", "in=96x512x512+96x512x64,types=float+float")
     linear(s, 4096, 768, 768)
     s.phase = "backward"
@@ -101,14 +107,25 @@ def test_attention_written_out_for_lack_of_a_kernel_becomes_one_each_way():
     assert not len(after.select(kind="kernel", op=("bmm", "_softmax", "isneginf", "where")))
 
 
-def test_attention_with_a_learned_bias_stays_written_out_in_fp32():
-    before = written_out(True).graph()
+@pytest.mark.parametrize("drops", [False, True])
+def test_attention_with_a_learned_bias_stays_written_out_in_fp32(drops):
+    before = written_out(True, drops).graph()
     after = parse("amp").apply(before, NOTHING)
     assert not len(after.select(kind="kernel", op="attention"))
     for phase in ("forward", "backward"):
         assert seconds(after, "bmm", phase) == seconds(before, "bmm", phase)
     wide = attended(before, NOTHING, "bf16").wide
     assert set(before.select(kind="kernel", op="bmm").tolist()) <= set(wide.tolist())
+
+
+@pytest.mark.parametrize(("args", "flags"), [("", (0, 0)), ("-+-+-+-+-+-+-+-+0.1+True", (1, 1))])
+def test_an_attention_is_looked_up_by_its_own_sizes(args, flags):
+    said = "in=8x512x12x64+8x77x12x64+8x77x12x64,types=float+float+float"
+    op = "_efficient_attention_forward"
+    args = f",args={args}" if args else ""
+    sort = sort_of(op, f"{said}{args}", Phase.FORWARD, np.zeros(0, np.int64))
+    told = {"b": 8, "h": 12, "s": 512, "sk": 77, "d": 64, "mask": 0}
+    assert sort.sizes == told | dict(zip(("causal", "dropout"), flags, strict=True))
 
 
 def test_cudnn_attention_needs_nothing_turned_round():

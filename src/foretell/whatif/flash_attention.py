@@ -41,7 +41,7 @@ _POINTWISE = (
     "bernoulli_", "isneginf", "all", "logical_not", "logical_not_",
 )  # fmt: skip
 # Some models make their masks anew in the middle of it, with a score of small kernels.
-_FORWARD = re.compile(r"BP{0,24}SP{0,4}B")
+_FORWARD = re.compile(r"BP{0,24}SP{0,8}B")
 _BACKWARD = re.compile(r"BP{0,2}BP{0,4}XP{0,6}BP{0,2}B")
 
 

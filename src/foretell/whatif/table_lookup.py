@@ -217,11 +217,12 @@ PLACES: dict[str, tuple[int | None, int]] = {
 
 
 def _attention_row(op: str, call: Call) -> tuple[tuple[tuple[str, str], ...], dict[str, float]]:
-    sizes = dict(parse(RULES[op](call)[0].shape))
-    mask = PLACES[op][0]
+    mask, scale = PLACES[op]
+    known = replace(call, values=(*call.values, *["-"] * scale))  # a trace need not have them
+    sizes = dict(parse(RULES[op](known)[0].shape))
     sides = ("sq", "sk") if not sizes["direction"] else ("sk", "sq")  # blocks take one side each
     sizes |= {"h": sizes.pop("heads")} | dict(zip(("s", "sk"), map(sizes.pop, sides), strict=True))
-    sizes["mask"] = float(mask is not None and bool(call.dims[mask]))
+    sizes["mask"] = float(mask is not None and call.dims[mask : mask + 1] not in ((), ((),)))
     return (("attention", "backward" if sizes.pop("direction") else "forward"),), sizes
 
 

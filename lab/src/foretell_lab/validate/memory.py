@@ -64,6 +64,7 @@ def report(truth: Path) -> dict[str, Any]:
     traced = [model for model in sorted(models) if _trace(truth, model).exists()]
     rows = [row for model in traced for row in _rows(truth, models[model])]
     values = [vars(r) | {"error": r.error, "error_given": r.error_given} for r in rows]
+    values = [v | {"covered": r.is_covered} for v, r in zip(values, rows, strict=True)]
     clean = list(_clean(truth))
     text = "\n".join([*_lines(rows), *_clean_lines(clean)])
     return {"rows": values, "clean": [vars(r) | {"error": r.error} for r in clean], "text": text}
