@@ -45,7 +45,9 @@ def _only(runs: tuple[Path, ...]) -> Path:
     from foretell.errors import InputError
 
     if len(runs) > 1:
-        raise InputError(f"`{runs[0]}` is a lab's folder and not the only one", hint="fit it alone")
+        raise InputError(
+            f"`{runs[0]}` is a lab's folder and not the only one", hint="fit it by itself"
+        )
     return runs[0]
 
 

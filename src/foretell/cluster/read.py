@@ -78,9 +78,9 @@ def titled(title: str) -> Device | None:
     words = {w.removesuffix("gb") for w in re.split(r"[^a-z0-9]+", text)}
     best: tuple[int, Device | None] = (0, None)
     for name, device in sorted(devices().items()):
-        asked = name.split("-")
-        if set(asked) <= words and len(asked) > best[0]:
-            best = (len(asked), device)
+        parts = name.split("-")
+        if set(parts) <= words and len(parts) > best[0]:
+            best = (len(parts), device)
     if best[1] is None:  # a title that does not tell the size of its memory
         models = {w for w in words if re.search(r"\d", w)}  # `rtx` alone names no device
         firsts = [d for n, d in sorted(devices().items()) if n.split("-")[0] in models]

@@ -1,9 +1,7 @@
 """Simulate a graph: choose the quickest loop that covers what the graph has.
 
-    paths    every lane ordered, no links            one sweep
-    lists    at most one free lane a task, no gaps,
-             no lags, no links                       one heap, one queue a lane
-    events   everything
+    paths    every lane ordered, no links    one sweep
+    events   everything                      one heap, a queue for each lane
 
 All give the bits of `readable.simulate_readable`; tests hold them to it on random graphs.
 """
@@ -49,20 +47,15 @@ def simulate(graph: Graph, *, engine: str = "auto", before: Timeline | None = No
 
 def full(graph: Graph) -> TaskTimes:
     """Simulate all of a graph with compiled loops."""
-    wires, loop = wiring(graph), loop_for(graph)
-    if loop == "paths":
+    wires = wiring(graph)
+    if is_ordered(graph):
         return sweep(graph, wires, blank(graph.size), 0, np.zeros(0, np.uint8))
-    return run(loop, graph, wires)
+    return run(graph, wires)
 
 
-def loop_for(graph: Graph) -> str:
-    """Which loop simulates a graph."""
-    lanes_free = _free_lanes(graph)
-    if not lanes_free.any() and not len(graph.used):
-        return "paths"
-    is_plain = "gap" not in graph.columns and wiring(graph).waits.lag is None
-    one_lane = not len(graph.held) or not lanes_free[graph.held.lane].any()
-    return "lists" if is_plain and one_lane and not len(graph.used) else "events"
+def is_ordered(graph: Graph) -> bool:
+    """Whether every lane keeps its issue order and no link is shared: a sweep is enough."""
+    return bool(graph.lanes.ordered.all()) and not len(graph.used)
 
 
 def blank(size: int) -> TaskTimes:
@@ -93,22 +86,17 @@ def sweep(graph: Graph, wires: Wiring, times: TaskTimes, first: int, stale: Arra
     return times
 
 
-def run(loop: str, graph: Graph, wires: Wiring) -> TaskTimes:
-    """Play with a loop over events, from the beginning."""
+def run(graph: Graph, wires: Wiring) -> TaskTimes:
+    """Simulate event by event, from the beginning."""
     f = fixed(graph, wires)
-    return simulate_from(loop, graph, f, fresh_state(f, waiting_of(wires), blank(graph.size)), 0.0)
+    return simulate_from(f, fresh_state(f, waiting_of(wires), blank(graph.size)), 0.0)
 
 
-def simulate_from(loop: str, graph: Graph, f: Any, s: Any, now: float) -> TaskTimes:
+def simulate_from(f: Any, s: Any, now: float) -> TaskTimes:
     """Simulate on from a state."""
-    if loop == "lists":
-        from foretell.simulate import lists
+    from foretell.simulate import events
 
-        lists.run(f, s, only_lane(graph, f), now, "priority" not in graph.columns)
-    else:
-        from foretell.simulate import events
-
-        events.run(f, s, now)
+    events.run(f, s, now)
     return TaskTimes(s.start, s.end, s.cause, s.why)
 
 
@@ -206,14 +194,9 @@ def _structure(graph: Graph, wires: Wiring) -> dict[str, Array]:
     }
 
 
-def _free_lanes(graph: Graph) -> Array:
-    free: Array = ~graph.lanes.ordered
-    return free
-
-
 def _lane_rows(graph: Graph) -> tuple[Array, Array, int]:
     """The free lanes of each task in compressed rows, numbered among free lanes."""
-    is_free = _free_lanes(graph)
+    is_free = ~graph.lanes.ordered
     number = np.cumsum(is_free) - 1
     own = graph.lane
     task = np.flatnonzero(own != NONE)
@@ -227,18 +210,6 @@ def _lane_rows(graph: Graph) -> tuple[Array, Array, int]:
         task, lane = task[ranked], lane[ranked]
     count = int(is_free.sum())
     return rows_of(task, graph.size), number[lane].astype(np.int32), count
-
-
-def only_lane(graph: Graph, f: Any) -> Array:
-    """The free lane of each task or NONE, where no task needs two."""
-    made = graph.cache.get("only_lane")
-    if made is None:
-        has = np.diff(f.lane_start) > 0
-        made = np.full(len(has), NONE, np.int32)
-        made[has] = f.lane
-        graph.cache["only_lane"] = made
-    found: Array = made
-    return found
 
 
 def rows_of(task: Array, size: int) -> Array:

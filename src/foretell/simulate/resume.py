@@ -15,14 +15,7 @@ import numpy as np
 from foretell.graph.columns import NONE, Array
 from foretell.graph.graph import Graph
 from foretell.graph.wiring import wiring
-from foretell.simulate.engine import (
-    empty_state,
-    fixed,
-    loop_for,
-    rows_of,
-    simulate_from,
-    sweep,
-)
+from foretell.simulate.engine import empty_state, fixed, is_ordered, rows_of, simulate_from, sweep
 from foretell.simulate.readable import TaskTimes
 from foretell.simulate.timeline import Timeline
 
@@ -35,10 +28,9 @@ def resume(graph: Graph, before: Timeline) -> TaskTimes | None:
     if graph.lanes is not old.lanes and not _same_lanes(graph, old):
         return None
     change = _Change(graph, old, before)
-    loop = loop_for(graph)
-    if loop == "paths":
-        return _swept(graph, change) if loop_for(old) == "paths" else None
-    return _taken_up(graph, change, loop)
+    if is_ordered(graph):
+        return _swept(graph, change) if is_ordered(old) else None
+    return _taken_up(graph, change)
 
 
 class _Change:
@@ -147,7 +139,7 @@ def _renumbered(change: _Change, tasks: Array) -> Array:
 # Where there is something to decide
 
 
-def _taken_up(graph: Graph, change: _Change, loop: str) -> TaskTimes | None:
+def _taken_up(graph: Graph, change: _Change) -> TaskTimes | None:
     instant = _first_felt(change)
     if instant == np.inf:
         return _carried_over(change)
@@ -161,10 +153,7 @@ def _taken_up(graph: Graph, change: _Change, loop: str) -> TaskTimes | None:
     f = fixed(graph, wiring(graph))
     state = empty_state(f, times)
     _restore(graph, f, state, rest, instant)
-    if loop == "lists":  # which takes the first in the order they were ready
-        fresh = state.fresh[: state.count[1]]
-        fresh[:] = fresh[np.lexsort((fresh, state.ready[fresh]))]
-    return simulate_from(loop, graph, f, state, instant)
+    return simulate_from(f, state, instant)
 
 
 def _restore(graph: Graph, f: Any, s: Any, rest: Array, instant: float) -> None:
