@@ -416,3 +416,18 @@ def test_a_message_takes_the_links_between_its_own_ranks():
     wide = [cluster.bandwidth(s, s + 1) for s in range(7)]
     assert sorted(range(7), key=lambda s: -wide[s]) == sorted(range(7), key=lambda s: hops[s])
     assert hops[3] > 3 * hops[0] > 3 * hops[1]
+
+
+def test_collectives_say_their_bytes_and_ranks():
+    plan = Plan.parse("dp=2,tp=2,pp=2,zero=1,micro_batch=1,global_batch=8")
+    graph = lower(plan, MODEL, NODE, detail="layer")
+    comm = graph.kind == Kind.COLLECTIVE
+    assert (graph.comm_bytes[comm] > 0).all()
+    reduced = comm & (graph.op == graph.names.number("all_reduce"))
+    groups = {graph.names[int(code)] for code in np.unique(graph.group[reduced])}
+    assert groups >= {"0-1", "4-5"}  # tensor-parallel ranks of both stages
+    inner = reduced & np.isin(graph.group, [graph.names.number(g) for g in ("0-1", "4-5")])
+    blocks = inner & (graph.layer == graph.names.number("block"))
+    once = 512 * 1024 * 2.0  # words of a sample, their width, bytes of a number
+    # Forward and backward of 24 layers have two all-reduces each, for four micro-batches.
+    assert graph.comm_bytes[blocks].sum() == pytest.approx(24 * 4 * 4 * once)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from foretell.advise import Step, advise
+from foretell.baseline import replay_error
 from foretell.cluster import load as load_cluster
 from foretell.cost import price
 from foretell.errors import ForetellError
@@ -16,6 +17,7 @@ from foretell.survey.survey import changed, known_outcome, outcome, survey
 from foretell.survey.window import Window, window
 from foretell.trace import read
 from foretell.whatif import applied, ordered, parse
+from tests.trace.kineto import data_parallel
 from tests.transformer import transformer
 
 HERE = Path(__file__).resolve()
@@ -161,6 +163,25 @@ def test_ranks_and_collectives_of_a_priced_step():
         assert 0 <= row["exposed_s"] <= row["seconds"] + 1e-12
     assert 0 < found["gpu"]["mfu"] <= found["gpu"]["hfu"] < 1
     assert found["gpu"]["mfu"] == pytest.approx(found["gpu"]["hfu"], rel=0.01)  # no recompute
+
+
+def test_one_breakdown_of_several_ranks(tmp_path):
+    step = Step.from_file(data_parallel(tmp_path))
+    found = survey([step], advice=False)
+    current = next(line for line in found.timelines if line.name == "current step")
+    values, ranks = current.parts["values"], found.content.diagnosis["ranks"]
+    for part, column in (("compute", "compute_s"), ("bubble", "waits_s"), ("host", "host_s")):
+        assert values[part] == pytest.approx(np.mean([row[column] for row in ranks]))
+    assert sum(values.values()) == pytest.approx(current.step_s)
+
+
+def test_the_replay_error_is_that_of_replay(tmp_path):
+    folder = data_parallel(tmp_path)
+    step, trace = Step.from_file(folder), read(folder)
+    profiled = survey([step], advice=False).content.diagnosis["compared"][0]
+    assert profiled["predicted_s"] / profiled["measured_s"] - 1 == pytest.approx(
+        replay_error(trace), abs=1e-12
+    )
 
 
 def test_the_window_of_a_cold_step_is_the_step():
