@@ -301,7 +301,8 @@ def regathering(c: Costs, s: Stage, cluster: Cluster) -> Array:
 
 def regather_bytes(c: Costs, s: Stage) -> Array:
     """Bytes of the parameters of a stage, in the format that the model computes with."""
-    return s.weights * np.array([run.formats.weight for run in c.plans.runs])
+    out: Array = s.weights * np.array([run.formats.weight for run in c.plans.runs])
+    return out
 
 
 def messages(c: Costs, s: Stage, times: Array, workload: Workload) -> Messages:

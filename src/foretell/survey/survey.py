@@ -206,7 +206,7 @@ def _figures(
         then = peak(after) if changes else None
         later = f"{words.size(then)} with the changes" if then is not None else ""
         full = gpu.get("memory_bytes")
-        share = f"{100 * most / full:.0f} % of {words.size(full)}" if full else ""
+        share = f"{_percent(most / full, 0)} of {words.size(full)}" if full else ""
         found.append({"what": "peak memory", "bytes": most, "more": share, "then": later})
     return found
 
@@ -217,13 +217,19 @@ def _device_figures(gpu: dict[str, Any]) -> list[dict[str, Any]]:
     name = ranks + gpu["name"] if gpu["name"] else "device unknown: name it with --on"
     if not gpu["kernels"]:
         return []
-    found = [{"what": "GPU busy", "text": f"{100 * gpu['busy']:.0f} %", "more": name}]
+    found = [{"what": "GPU busy", "text": _percent(gpu["busy"], 0), "more": name}]
     if gpu.get("mfu"):
         rate = f"of {gpu['peak'] / 1e12:.0f} Tflop/s {gpu['format']}, {words.count(gpu['flops'])}"
-        mfu, hfu = words.percent(gpu["mfu"]), words.percent(gpu["hfu"])
+        mfu, hfu = _percent(gpu["mfu"], 1), _percent(gpu["hfu"], 1)
         more = f"{rate}flop a step"
         found.append({"what": "MFU", "text": mfu, "then": f"HFU {hfu}", "more": more})
     return found
+
+
+def _percent(share: float, digits: int) -> str:
+    """A share as text; one that would round to zero is below the least shown."""
+    number = f"{100 * share:.{digits}f}"
+    return f"{number} %" if float(number) or not share else f"< {10**-digits:g} %"
 
 
 def changed(step: Step, specs: tuple[str, ...]) -> Graph:
