@@ -148,8 +148,8 @@ def test_a_checkpoint_that_cannot_be_written_says_why_and_which_is_whole(tmp_pat
     (tmp_path / "step-2").mkdir()
     (tmp_path / "step-2" / checkpoint.INDEX).write_text("{}")
     monkeypatch.setattr(checkpoint.dcp, "save", full)
-    made = SimpleNamespace(whole=None, plan="dp=2", here={}, pipeline=None, ema=None)
-    made.model = torch.nn.Identity()
+    made = SimpleNamespace(whole=None, plan="dp=2", here={}, ema=None)
+    made.modules = [torch.nn.Identity()]
     with pytest.raises(InputError, match="No space left on device") as error:
         checkpoint.save(made, tmp_path, 4)
     assert "step-2 is whole" in error.value.hint
