@@ -246,7 +246,8 @@ def priced_stages(
                 _KNOWN[key] = workload, cluster, part, table.take(np.array([k]))
         machines = _KNOWN[keys[some[0].plan]][2] if keys else cluster
         found = {plan: _KNOWN[key][3].of(plan, machines) for plan, key in keys.items()}
-        found = found or {some[0].plan: known}
+        if known:
+            found[some[0].plan] = known
         each, times = _columns(some, found, workload)
         numbers, copied = (
             np.array([float(s.number) for s in some]),

@@ -58,7 +58,7 @@ class Loop:
 
     def issuing(self, how: str) -> float:
         """Seconds in which this host issues the same step as few kernels."""
-        usual = self.tensors * self.operations * constants()["chain"]["update"]
+        usual = self.tensors * self.operations * float(constants()["chain"]["update"])
         seconds = updated(self.sort[0], how, np.array([float(self.tensors)]), scaled=False)
         return float(seconds[0]) * self.host / usual
 

@@ -289,7 +289,7 @@ def by_chance(beyond: Sequence[Array]) -> ByChance:
     reach = EIGHTY_PERCENT * math.hypot(between, within)
     for _ in range(DRAWS):
         drawn = (chance.normal(chance.normal(0, between), within, len(rows)) for rows in beyond)
-        shares = [np.mean(np.abs(rows) < reach) for rows in drawn]
+        shares = [float(np.mean(np.abs(rows) < reach)) for rows in drawn]
         found.append(sum(LEAST_INSIDE <= round(x, 2) <= MOST_INSIDE for x in shares))
     low, high = np.quantile(found, (0.05, 0.95))
     return ByChance(between, within, float(np.mean(found)), (float(low), float(high)))

@@ -35,6 +35,15 @@ class Layout:
     buckets: tuple[tuple[str, ...], ...]
     parts: tuple[int, ...] = ()  # messages of each bucket; empty: one
 
+    def __post_init__(self) -> None:
+        parts = self.parts or (1,) * len(self.buckets)
+        object.__setattr__(self, "parts", parts)
+        if len(parts) != len(self.buckets) or min(parts, default=1) < 1:
+            raise InputError(
+                f"the parts of {len(self.buckets)} buckets are {list(parts)}",
+                hint="give each bucket one part or more",
+            )
+
     def check(self, names: Sequence[str]) -> None:
         """Raise unless the buckets hold each of these parameters once and nothing else."""
         held = Counter(name for bucket in self.buckets for name in bucket)

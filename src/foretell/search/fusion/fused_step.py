@@ -869,8 +869,8 @@ def problem_of(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Problem
     if isinstance(model, Graph):
         make = partial(problem_of_graph, model, cluster, learned=True, zero=plan.zero)
     else:
-        options = {"memory": _memory(plan, model), "run": run_of(model, plan)}
-        make = partial(from_workload, model, cluster, learned=True, **options)
+        held, run = _memory(plan, model), run_of(model, plan)
+        make = partial(from_workload, model, cluster, learned=True, memory=held, run=run)
     problem = make(epilogue=False)
     kinds = dict(zip((op.name for op in problem.ops), problem.kinds, strict=True))
     inside = (name.removesuffix(COPY) for region in plan.regions for name in region)
