@@ -285,7 +285,7 @@ def by_chance(beyond: Sequence[Array]) -> ByChance:
     middles = np.array([np.median(rows) for rows in beyond])
     around = np.concatenate([rows - np.median(rows) for rows in beyond])
     between, within = (float(_NORMAL * np.median(np.abs(x))) for x in (middles, around))
-    chance, found = np.random.default_rng(0), []
+    chance, found = np.random.default_rng(0), list[float]()
     reach = EIGHTY_PERCENT * math.hypot(between, within)
     for _ in range(DRAWS):
         drawn = (chance.normal(chance.normal(0, between), within, len(rows)) for rows in beyond)
