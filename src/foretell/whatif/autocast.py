@@ -123,19 +123,26 @@ def _as_recorded(found: list[Run], tape: Tape, wide: frozenset[int]) -> list[Run
     Those say which tensor is which and what has a gradient, but not which kernels are theirs: both
     lists have one order, so the longest runs of equal names belong together.
     """
-    follow = Autocast(tape)
-    follow.run()
-    own = _aligned(tuple(r.op for r in found), tuple(d.op.name for d in follow.decisions))
+    decisions = _decisions(tape)
+    own = _aligned(tuple(r.op for r in found), tuple(d.op.name for d in decisions))
     said: dict[int, list[Decision]] = {}
     last = 0
-    for k, decision in enumerate(follow.decisions):
+    for k, decision in enumerate(decisions):
         last = own.get(k, last)
         said.setdefault(last, []).append(decision)
-    whose = {at: follow.decisions[k] for k, at in own.items()}
+    whose = {at: decisions[k] for k, at in own.items()}
     return [
         _recorded(run, said.get(at, []), None if run.task in wide else whose.get(at))
         for at, run in enumerate(found)
     ]
+
+
+@lru_cache(4)  # a change looks at its step before and after it has joined attention
+def _decisions(tape: Tape) -> tuple[Decision, ...]:
+    """How autocast runs each recorded operator of the forward pass."""
+    follow = Autocast(tape)
+    follow.run()
+    return tuple(follow.decisions)
 
 
 @lru_cache(8)  # changes tried on a step one after the other leave most of its operators alone
