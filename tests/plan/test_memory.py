@@ -95,3 +95,34 @@ def test_pytorch_keeps_the_gathered_inputs_of_split_matmuls():
     )
     assert torch > inputs
     assert torch - core > 0.9 * inputs
+
+
+def held(text, model="gpt:layers=8,hidden=1024,heads=8,seq=128,vocab=1024"):
+    plan = Plan.parse(f"dp=1,micro_batch=1,global_batch=1,{text}")
+    found = memory(plan, load_workload(model), load_cluster("a100-80"))[0]
+    return float(found.peak[0]), found.parts()
+
+
+def test_a_peak_is_reached_in_the_update_where_the_optimizer_holds_more_than_a_batch():
+    (foreach, parts), (fused, _) = (
+        held(f"precision=bf16-true,framework=ddp,recompute=full,optimizer_kernels={kernels}")
+        for kernels in ("foreach", "fused")
+    )
+    assert foreach == pytest.approx(1.01 * 5 * parts["parameters"], rel=0.01)
+    assert foreach - fused == pytest.approx(1.01 * parts["parameters"], rel=0.05)
+    assert sum(parts.values()) == pytest.approx(foreach / 1.01)
+
+
+def test_deepspeed_casts_and_joins_gradients_of_fp16():
+    half, _ = held("dtype=fp16,framework=megatron-deepspeed")
+    wide, parts = held("precision=bf16-master,framework=megatron-deepspeed")
+    assert half - wide > 4 * parts["parameters"] / 2
+
+
+def test_a_model_of_one_head_of_keys_trains_with_adam():
+    one, many = (
+        held("precision=bf16-true,framework=ddp", f"gpt:layers=2,hidden=512,heads=8,groups={n}")[1]
+        for n in (1, 8)
+    )
+    assert one["optimizers"] == pytest.approx(2 * one["parameters"])
+    assert many["optimizers"] == pytest.approx(2 * many["parameters"])

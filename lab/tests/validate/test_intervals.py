@@ -5,7 +5,7 @@ import numpy as np
 from foretell.cluster import load as load_cluster
 from foretell.plan import Plan
 from foretell.predict import predict
-from foretell.predict.predict import shipped
+from foretell.predict.predict import Distance, shipped
 from foretell.workload import load
 from foretell_lab.validate import intervals, reported, unseen
 
@@ -85,3 +85,20 @@ def test_a_framework_of_one_table_is_wider_than_one_of_several():
     lone, known = width("internevo"), width("megatron-deepspeed")
     assert (lone[0], known[0]) == (1.0, 0.0)
     assert lone[1] > known[1]
+
+
+def test_widths_are_stretched_until_they_hold_the_sources_left_out():
+    rows = [row for k in range(8) for row in made("s" * (k + 1), 0.03 * k)]
+    narrow = intervals.Fitted({}, {"any": Distance(0.0, 0.01)})
+    apart = {row.source: narrow for row in rows}
+    times = intervals.stretch(rows, apart)
+    held = [row.is_inside(narrow.widened(times)) for row in rows]
+    assert times > 10
+    assert 0.75 <= np.mean(held) <= 0.85
+
+
+def test_biases_take_sources_out_of_exact_intervals_too():
+    random = np.random.default_rng(1)
+    alike = [random.normal(0.0, 0.7, 400) for _ in range(12)]
+    unlike = [rows + bias for rows, bias in zip(alike, np.linspace(-2, 2, 12), strict=True)]
+    assert intervals.by_chance(alike).mean > 10 > 6 > intervals.by_chance(unlike).mean
