@@ -362,6 +362,9 @@ def _predicted(found: dict[str, Any]) -> list[tuple[str, str]]:
     busy = "idle" if max(before, during) < _IDLE else "busy"
     rows = [("machine", f"{busy}: work took {before:.1f} × its CPU time before, {during:.1f} × in "
                         "the steps")]  # fmt: skip
+    if busy == "busy":
+        then = words.seconds(found["predicted_s"] * during / before)
+        rows.append(("at that load", f"{then} predicted"))
     if apart := prediction.get("first_apart"):
         times = (words.seconds(apart[key]) for key in ("predicted_s", "measured_s"))
         rows.append(
