@@ -230,8 +230,9 @@ def test_what_a_run_says_of_its_prediction():
     told = {"low_s": 1e-3, "high_s": 3e-3, "load": 1.0, "load_during": 2.5}
     found = {"prediction": told, "predicted_s": 2e-3, "step_s": 4e-3, "error": -0.5}
     assert _beside(found) == ", 2 ms predicted (-50.0 %; outside the 80 % interval, 1 to 3 ms)"
-    ((_, load),) = _predicted(found)
+    (_, load), then = _predicted(found)
     assert load.startswith("busy")
+    assert then == ("at that load", "5 ms predicted")
     ((_, load),) = _predicted(found | {"prediction": told | {"load_during": 1.0}})
     assert load.startswith("idle")
     assert _predicted(found | {"prediction": {"why": "no"}}) == [("predicted", "no: no")]
