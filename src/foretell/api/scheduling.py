@@ -7,6 +7,7 @@ foretell.schedule("gpt:layers=24,hidden=2048,heads=16", "dgx-a100:gpus=8")
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,6 @@ from foretell.search.schedule.find import (
     require_limit,
     time_left,
 )
-from foretell.search.schedule.integer_problem import now
 from foretell.search.schedule.model import Model
 from foretell.search.schedule.model import model as model_of_shape
 from foretell.search.schedule.model import models as models_of_shapes
@@ -196,7 +196,7 @@ def schedule(
     `work` is the budget, counted in about CPU seconds; `time_limit` is a cap of the clock besides.
     """
     require_limit(time_limit)
-    ends = None if time_limit is None else now() + time_limit
+    ends = None if time_limit is None else time.monotonic() + time_limit
     kept = folder() if cache == "default" else cache
     limits: dict[str, Any] = {"method": method, "cache": kept, "progress": progress, "work": work}
     if cluster is not None:

@@ -84,7 +84,7 @@ def command(
         foretell plan train.py --on h100:gpus=8 -- --lr 0.1
         foretell plan llama-3.1-70b --on h100+b200 --tokens 1T --days 30
     """
-    from foretell.api import plan
+    from foretell.api.planning import plan
     from foretell.pool import opened
     from foretell.search.kit import parse
 

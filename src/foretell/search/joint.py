@@ -56,7 +56,6 @@ from foretell.search.partition import Partitioner, divisors, meshes, rows_of
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.refine import BEYOND, Evaluator, Found, Guess, descend, share_moves, unsharded
 from foretell.search.schedule.find import searched, solved
-from foretell.search.schedule.integer_problem import now
 from foretell.search.schedule.model import model
 from foretell.workload import Workload
 
@@ -272,7 +271,7 @@ class _Search:
     late: dict[Plan, Guess] = field(default_factory=dict)  # offers far beyond the best
 
     def __post_init__(self) -> None:
-        self.began, clock = time.process_time(), now()
+        self.began, clock = time.process_time(), time.monotonic()
         self.within = Restriction.of(self.options.only, self.options.fix)
         self.within.require_possible(self.cluster.size)
         usual = self.workload.batch * self.cluster.size
@@ -361,7 +360,7 @@ class _Search:
         """
         many, budget = op_count(self.workload), self.options.evaluations
         usual = self.batch == self.workload.batch * self.cluster.size
-        left = max(self.on.ends - now(), 0.1) if self.on.ends < math.inf else 0.0
+        left = max(self.on.ends - time.monotonic(), 0.1) if self.on.ends < math.inf else 0.0
         return FusionPlanner(
             evaluations=budget if many <= OPS * budget else SHORT,
             seconds=left,

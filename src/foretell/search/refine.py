@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -36,7 +37,6 @@ from foretell.plan.plan import (
 from foretell.predict import Prediction, predict, predict_many
 from foretell.search.oracle.space import at_least
 from foretell.search.partition import Mesh, Partitioner, divisors, rows_of
-from foretell.search.schedule.integer_problem import now
 from foretell.workload import Workload
 
 BATCHED = 8  # plans predicted before the best of them is taken
@@ -99,7 +99,7 @@ class Evaluator:
     @property
     def is_late(self) -> bool:
         """Whether time is up and some plan fits."""
-        return now() > self.ends and any(one and one.fits for one in self.known.values())
+        return time.monotonic() > self.ends and any(one and one.fits for one in self.known.values())
 
     def ranked(self) -> list[Found]:
         """Every plan predicted so far that fits, the shortest step first."""

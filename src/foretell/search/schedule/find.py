@@ -30,7 +30,7 @@ from foretell.search.kit import Progress as Told
 from foretell.search.schedule import integer_problem
 from foretell.search.schedule.exact_search import Progress, Rate, edges, least_period, shortest
 from foretell.search.schedule.families import BASELINES, two_phase
-from foretell.search.schedule.integer_problem import MAX_UNROLL, Budget, Ticks, now, ticks
+from foretell.search.schedule.integer_problem import MAX_UNROLL, Budget, Ticks, ticks
 from foretell.search.schedule.makespan import Finish, begin, complete
 from foretell.search.schedule.model import Model, models
 from foretell.search.schedule.problem import UNLIMITED, Block, Choice, Problem, Wait
@@ -84,7 +84,7 @@ def schedule(
     says so and the best so far is the answer. `method` may name Tessel's search or a fixed schedule
     instead. `cache` is a folder of schedules found before (see `folder`).
     """
-    began, clock = time.process_time(), now()
+    began, clock = time.process_time(), time.monotonic()
     problem = problem.limited(memory)
     num = max(8, 2 * problem.num_devices) if micro_batches is None else micro_batches
     _check(num, method, unroll, work, time_limit)
@@ -323,7 +323,7 @@ def compare(
     A time limit is of all methods: those that search share what fixed schedules leave of it.
     """
     require_limit(time_limit)
-    ends, rows = None if time_limit is None else now() + time_limit, dict[str, Row]()
+    ends, rows = None if time_limit is None else time.monotonic() + time_limit, dict[str, Row]()
     turns = sorted(methods, key=lambda name: name not in BASELINES)
     for at, method in enumerate(turns):
         try:
@@ -341,7 +341,7 @@ def compare(
 
 def time_left(ends: float | None, parts: int = 1) -> float | None:
     """What one of some parts may take until a moment; very little where that has passed."""
-    return None if ends is None else max((ends - now()) / max(parts, 1), _LEAST)
+    return None if ends is None else max((ends - time.monotonic()) / max(parts, 1), _LEAST)
 
 
 # The best pipeline schedule for given stages: families of the literature, then a searched one.
@@ -569,12 +569,12 @@ def best(
     """
     out: list[Solved] = []
     why: list[ForetellError] = []
-    ends = None if time_limit is None else now() + time_limit
+    ends = None if time_limit is None else time.monotonic() + time_limit
     least = inf
     for at, model in enumerate(found):
-        if ends is not None and out and ends - now() <= max(least / 2, _LEAST):
+        if ends is not None and out and ends - time.monotonic() <= max(least / 2, _LEAST):
             break
-        left, began = time_left(ends, len(found) - at), now()
+        left, began = time_left(ends, len(found) - at), time.monotonic()
         try:
             out.append(
                 solved(
@@ -582,7 +582,7 @@ def best(
                     time_limit=left, cache=cache, progress=progress,
                 )
             )  # fmt: skip
-            least = min(least, now() - began)
+            least = min(least, time.monotonic() - began)
         except (InfeasibleError, InputError) as error:
             why.append(error)
         except KeyboardInterrupt:
@@ -609,7 +609,7 @@ def solved(
 ) -> Solved:
     """The schedule of one model, its choices decided, and its step predicted."""
     num = _each(model, micro_batches)
-    ends = None if time_limit is None else now() + time_limit
+    ends = None if time_limit is None else time.monotonic() + time_limit
     taken = decided(model.problem, num, ends) if model.problem.choices else ()
     chosen = model.chosen(taken)
     found = schedule(
@@ -653,11 +653,11 @@ def decided(problem: Problem, micro_batches: int, ends: float | None = None) -> 
     def look(some: Iterable[str]) -> float:
         key = frozenset(some)
         if key not in known:
-            late = ends is not None and now() > ends - (ends - began) / 2
+            late = ends is not None and time.monotonic() > ends - (ends - began) / 2
             known[key] = inf if late and known else _quick(problem.choosing(key), micro_batches)
         return known[key]
 
-    began = now()
+    began = time.monotonic()
     plain = look(())
     if plain <= _floor(problem, micro_batches) * (1 + _CLOSE) and _only_slow(problem):
         return ()

@@ -396,11 +396,6 @@ _BUILD = 2e-5
 _SHORTEST = 0.02  # seconds before a deadline from which the solver is not started any more
 
 
-def now() -> float:
-    """The clock that time limits go by."""
-    return time.monotonic()
-
-
 @dataclass
 class Budget:
     """Seconds of work still to be spent, and a deadline of the clock."""
@@ -408,7 +403,7 @@ class Budget:
     left: float
     deadline: float = inf
     late: bool = False  # the deadline has cut something short
-    clock: Callable[[], float] = now
+    clock: Callable[[], float] = time.monotonic
     whole: "Budget | None" = None  # what it is a part of
 
     @property

@@ -17,6 +17,7 @@ Stages are cut by `cut`. A layer on all ranks is split over them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -51,7 +52,6 @@ from foretell.plan.stage_placement import (
     texts,
 )
 from foretell.portable import product
-from foretell.search.schedule.integer_problem import now
 from foretell.search.schedule.problem import (
     Block,
     Choice,
@@ -652,12 +652,12 @@ def models(
         "split": split, "recompute": recompute, "offload": offload, "overlap": overlap,
     }  # fmt: skip
     out: dict[str, Model] = {}
-    latest = inf if ends is None else now() + (ends - now()) * _PLACING
+    latest = inf if ends is None else time.monotonic() + (ends - time.monotonic()) * _PLACING
     for one in tries:
         for shape, found in arrangements(one):
             with suppress(InfeasibleError):
                 out.setdefault(shape, problem_of(found, one, shape, **options))
-            if out and now() > latest:
+            if out and time.monotonic() > latest:
                 break
     if not out:
         raise InfeasibleError(
