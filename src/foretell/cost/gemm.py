@@ -114,11 +114,11 @@ def product(b: Array, m: Array, n: Array, k: Array, ta: Array, tb: Array, size: 
 
 
 def seconds(
-    limits: Limits, fitted: Fitted, asked: Product, times: Array | float = 1.0
+    limits: Limits, fitted: Fitted, ops: Product, times: Array | float = 1.0
 ) -> Array:  # fmt: skip
     """Time of each matmul on its own, from the fastest tile and split; so many times as long."""
-    many = asked.b > 1
-    alone = replace(asked, b=np.ones(len(many)))
+    many = ops.b > 1
+    alone = replace(ops, b=np.ones(len(many)))
     if limits.pipe == "tensor":  # one set of tiles for both
         alone = alone[~many]
     out = np.zeros(len(many))
@@ -127,7 +127,7 @@ def seconds(
     out[~many] = single if limits.pipe == "tensor" else single[~many]
     if many.any():
         tiles = _tiles(limits.arch, limits.pipe, batched=True)
-        out[many] = best(limits, fitted, asked[many], tiles, may_split=False)
+        out[many] = best(limits, fitted, ops[many], tiles, may_split=False)
     # Vector tiles differ where there are many matmuls: many never take less than one.
     return times * (out if limits.pipe == "tensor" else np.maximum(out, single))
 
@@ -140,12 +140,12 @@ def _tiles(arch: str, pipe: str, batched: bool) -> Tile:
     return rows, columns
 
 
-def best(limits: Limits, fitted: Fitted, asked: Product, tiles: Tile, *, may_split: bool) -> Array:
+def best(limits: Limits, fitted: Fitted, ops: Product, tiles: Tile, *, may_split: bool) -> Array:
     """Time with the fastest of some tiles, and of k whole or split to fill the device."""
-    least, (rows, cols) = np.empty(len(asked.b)), tiles
+    least, (rows, cols) = np.empty(len(ops.b)), tiles
     resident = _resident(fitted, tiles)
     for at in range(0, len(least), _CHUNK):
-        part = asked[at : at + _CHUNK, None]
+        part = ops[at : at + _CHUNK, None]
         grid = np.ceil(part.m / rows), np.ceil(part.n / cols)
         splits, aligned = [np.ones((1, 1))], _aligned(limits, fitted, part)
         if may_split:
@@ -171,13 +171,11 @@ def best(limits: Limits, fitted: Fitted, asked: Product, tiles: Tile, *, may_spl
     return least
 
 
-def _fill(limits: Limits, fitted: Fitted, asked: Product, grid: Tile, resident: Array) -> Array:
+def _fill(limits: Limits, fitted: Fitted, ops: Product, grid: Tile, resident: Array) -> Array:
     """The split of k that fills the device once, as far as k allows."""
-    blocks = asked.b * grid[0] * grid[1]
+    blocks = ops.b * grid[0] * grid[1]
     room = np.floor(limits.units * resident / blocks)
-    return np.clip(
-        np.minimum(room, np.floor(asked.k / fitted["split_k"])), 1.0, fitted["split_most"]
-    )
+    return np.clip(np.minimum(room, np.floor(ops.k / fitted["split_k"])), 1.0, fitted["split_most"])
 
 
 def _resident(fitted: Fitted, tile: Tile) -> Array:
@@ -208,7 +206,7 @@ def _compute(
     return work * limits.units, limits.peak * np.minimum(1.0, efficiency)
 
 
-def _aligned(limits: Limits, fitted: Fitted, asked: Product) -> Array:
+def _aligned(limits: Limits, fitted: Fitted, ops: Product) -> Array:
     """Flop/s that odd strides leave to the matrix units: wide loads need rows at 16 bytes.
 
     Many matmuls at once, as those of heads, have slower kernels for it on some architectures; below
@@ -216,10 +214,10 @@ def _aligned(limits: Limits, fitted: Fitted, asked: Product) -> Array:
     """
     if limits.pipe != "tensor":
         return np.array(np.inf)
-    narrow = fitted["narrow"] * portable.power(asked.align / 2, fitted["narrow_power"])
-    batched = np.where(asked.align >= 8, limits.unaligned, min(limits.unaligned, limits.odd))
-    narrow = np.where(asked.b > 1, np.minimum(narrow, batched), narrow)
-    return np.where(asked.align >= 16, np.inf, limits.units * limits.clock * narrow)
+    narrow = fitted["narrow"] * portable.power(ops.align / 2, fitted["narrow_power"])
+    batched = np.where(ops.align >= 8, limits.unaligned, min(limits.unaligned, limits.odd))
+    narrow = np.where(ops.b > 1, np.minimum(narrow, batched), narrow)
+    return np.where(ops.align >= 16, np.inf, limits.units * limits.clock * narrow)
 
 
 def _upright(limits: Limits, fitted: Fitted, turned: Array) -> Array | float:
@@ -261,23 +259,23 @@ def norm(p: float, *terms: Array) -> Array:
 
 
 def _memory(
-    limits: Limits, fitted: Fitted, asked: Product, read: Array, window: Array, flight: Array
+    limits: Limits, fitted: Fitted, ops: Product, read: Array, window: Array, flight: Array
 ) -> Array:
     """Seconds to move what is read; `flight` are rows and columns of blocks at once."""
-    moved = asked.b * limits.size * (read + asked.m * asked.n)
+    moved = ops.b * limits.size * (read + ops.m * ops.n)
     busy = np.minimum(1.0, flight / (limits.units * fitted["flight"]))
     share = portable.power(busy, fitted["flight_power"])
     # Rows a whole stride apart walk more pages than an old memory unit can translate at once; a
     # product of few rows streams through them instead.
-    walked = np.sqrt(window * limits.size / limits.l2) * asked.m / (asked.m + fitted["stream_rows"])
-    pages = limits.fitted["pages"] * walked * asked.strided
+    walked = np.sqrt(window * limits.size / limits.l2) * ops.m / (ops.m + fitted["stream_rows"])
+    pages = limits.fitted["pages"] * walked * ops.strided
     wide = limits.stream * fitted["bandwidth"]
     out: Array = moved / (wide * share) * (1 + pages)
     return out
 
 
 def _traffic(
-    limits: Limits, fitted: Fitted, asked: Product, grid: Tile, tile: Tile, most: Array
+    limits: Limits, fitted: Fitted, ops: Product, grid: Tile, tile: Tile, most: Array
 ) -> tuple[Array, Array]:
     """Elements of A and B one matmul reads from memory, and those within reach of one wave.
 
@@ -292,10 +290,10 @@ def _traffic(
     if fitted["square"] < 1:
         wide = along * portable.power(wide / along, fitted["square"])
     tall = np.clip(wave / wide, 1.0, down)
-    first, second = asked.fetched
+    first, second = ops.fetched
     read = first + _again(limits, fitted, first, across / wide)
     read = read + second + _again(limits, fitted, second, down / tall)
-    window = (np.minimum(tall * rows, asked.m) + np.minimum(wide * cols, asked.n)) * asked.k
+    window = (np.minimum(tall * rows, ops.m) + np.minimum(wide * cols, ops.n)) * ops.k
     return read, window
 
 
@@ -332,21 +330,21 @@ class Conv:
         return self.n * self.c * self.h * self.w, filters, self.n * self.k * self.p * self.q
 
 
-def conv_seconds(limits: Limits, product: Fitted, fitted: Fitted, op: str, asked: Conv) -> Array:
+def conv_seconds(limits: Limits, product: Fitted, fitted: Fitted, op: str, ops: Conv) -> Array:
     """Time of each convolution, `op` being conv, conv_dgrad or conv_wgrad."""
-    out = _direct(limits, product, fitted, op, asked)
-    out += _turned(limits, fitted, asked)
-    plain = (asked.r == 3) & (asked.s == 3) & (asked.stride == 1) & (asked.groups == 1)
+    out = _direct(limits, product, fitted, op, ops)
+    out += _turned(limits, fitted, ops)
+    plain = (ops.r == 3) & (ops.s == 3) & (ops.stride == 1) & (ops.groups == 1)
     if limits.pipe == "simt" and plain.any():
         for f in (2, 4):
             out[plain] = np.minimum(
-                out[plain], _winograd(limits, product, fitted, op, asked[plain], f)
+                out[plain], _winograd(limits, product, fitted, op, ops[plain], f)
             )
-    apart = _is_apart(limits, asked)
+    apart = _is_apart(limits, ops)
     if apart.any():
-        out[apart] = _one_by_one(limits, product, fitted, op, asked[apart])
-    alone = (asked.groups > 1) & (asked.groups == asked.c)
-    out[alone] = _depthwise(limits, fitted, op, asked[alone])
+        out[apart] = _one_by_one(limits, product, fitted, op, ops[apart])
+    alone = (ops.groups > 1) & (ops.groups == ops.c)
+    out[alone] = _depthwise(limits, fitted, op, ops[alone])
     return out
 
 
@@ -365,9 +363,9 @@ def _direct(limits: Limits, product: Fitted, fitted: Fitted, op: str, a: Conv) -
         fetched = image / a.groups, filters / a.groups
     align = _align(a, c, k) * limits.size
     zero = np.zeros(len(m))
-    asked = Product(a.groups, m, n, depth, zero, align, zero, fetched)
+    ops = Product(a.groups, m, n, depth, zero, align, zero, fetched)
     tiles = _TILES[0], _TILES[1]
-    time = best(limits, product, asked, tiles, may_split=True)
+    time = best(limits, product, ops, tiles, may_split=True)
     one = (a.r == 1) & (a.s == 1)
     slow = np.where(one, fitted[f"slow_{op}_1x1"], fitted[f"slow_{op}"])
     slow = slow * limits.fitted[f"conv_{limits.pipe}"]
@@ -419,9 +417,9 @@ def _winograd(limits: Limits, product: Fitted, fitted: Fitted, op: str, a: Conv,
     }[op]
     many, zero = np.full(len(m), points), np.zeros(len(m))
     fetched = (image / points, filters / points) if f == 2 else (m * depth, n * depth)
-    asked = Product(many, m, n, depth, zero, np.full(len(m), 16.0), zero, fetched)
+    ops = Product(many, m, n, depth, zero, np.full(len(m), 16.0), zero, fetched)
     shapes = _WINOGRAD_TILES[f][0], _WINOGRAD_TILES[f][1]
-    time = best(limits, product, asked, shapes, may_split=op == "conv_wgrad")
+    time = best(limits, product, ops, shapes, may_split=op == "conv_wgrad")
     time = time * fitted[f"slow_winograd{f}"] * limits.fitted["winograd"]
     if f == 2:
         return time

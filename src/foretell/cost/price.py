@@ -207,8 +207,8 @@ def _check_all(work: Work, seconds: Array, chain: Sequence[Model]) -> None:
         return
     r = int(left[0])
     kind = word_of(Kind, work.kind[r])
-    asked = ", ".join(model.name for model in chain)
+    tried = ", ".join(model.name for model in chain)
     raise UnmodelledError(
-        f"no price for {kind} `{work.op[r]}` ({work.shape[r] or 'no shape'}); tried: {asked}",
+        f"no price for {kind} `{work.op[r]}` ({work.shape[r] or 'no shape'}); tried: {tried}",
         hint="give it flops and bytes (or a shape), or its seconds",
     )

@@ -55,8 +55,8 @@ from foretell.plan.layer_cost import (
     Part,
     Rows,
     blocks_of,
-    holdings,
     layer_costs,
+    layer_memories,
     layers_of,
     layouts,
     shares,
@@ -79,7 +79,7 @@ class Costs:
 
     plans: Layouts
     layers: list[LayerCost]
-    holdings: list[LayerMemory]
+    layer_memories: list[LayerMemory]
     overlap_exponent: Array
     turn: Array
     again: Array  # what is run again of a block: 0 nothing, 1 attention, 2 all of it
@@ -95,7 +95,7 @@ class Costs:
         return Costs(
             self.plans.take(rows),
             [cost.take(rows) for cost in self.layers],
-            [_taken(held, rows) for held in self.holdings],
+            [_taken(held, rows) for held in self.layer_memories],
             self.overlap_exponent[rows],
             self.turn[rows],
             self.again[rows],
@@ -124,7 +124,7 @@ def joined(some: Sequence[Costs]) -> Costs:
     if len(some) == 1:
         return some[0]
     parts = zip(*(one.layers for one in some), strict=True)
-    held = zip(*(one.holdings for one in some), strict=True)
+    held = zip(*(one.layer_memories for one in some), strict=True)
     columns = ("overlap_exponent", "turn", "again", "share", "added", "fetched")
     apart = [one.weight_gradients for one in some] if all(o.weight_gradients for o in some) else []
     adding = zip(*(one.adding for one in some), strict=True)
@@ -165,7 +165,7 @@ def costs(
         levels(cluster, *key)  # links of all groups that reduce or gather, ahead
     layers = layer_costs(workload, cluster, cells, device) if layers is None else layers
     layers = [cost.take(which) for cost in layers]
-    held = [_taken(h, which) for h in holdings(workload, cells)]
+    held = [_taken(h, which) for h in layer_memories(workload, cells)]
     overlap_exponent = np.array([r.profile.exponent for r in table.runs])
     timed = [d.timed is not None for d in ([device] if device else cluster.devices)]
     if all(timed):  # cores that compute are those that send
@@ -215,7 +215,7 @@ def unpriced(plans: Sequence[Plan], workload: Workload) -> Costs:
     table = layouts(plans)
     zero = np.zeros(len(plans))
     share = _rerun_share(plans, workload)
-    held = holdings(workload, table)
+    held = layer_memories(workload, table)
     return Costs(table, [], held, zero, zero, zero, share, tied=_tied(workload))
 
 
@@ -336,7 +336,7 @@ def stage(
         np.maximum(ways[0] + ways[1] - kernels - comm, 0.0),
         comm + late[0] + late[1],
         weights(c, times),
-        sum((h.trained()[1] * n for h, n in zip(c.holdings, times, strict=True)), zero),
+        sum((h.trained()[1] * n for h, n in zip(c.layer_memories, times, strict=True)), zero),
         tensors,
         np.maximum(kernels + comm - issued, 0.0),
     )
@@ -356,7 +356,7 @@ def weights(c: Costs, times: Array, *, frozen: bool = False) -> Array:
 
 def own_weights(c: Costs, times: Array, *, frozen: bool = False) -> list[Array]:
     """Elements of each layer, once; what it shares with an earlier one of the stage is not its."""
-    every = [h.weights if frozen else h.trained()[0] for h in c.holdings]
+    every = [h.weights if frozen else h.trained()[0] for h in c.layer_memories]
     found = list(every)
     for kept, other, share in c.tied:
         both = (times[kept] > 0) & (times[other] > 0)
@@ -428,7 +428,7 @@ def copied_seconds(c: Costs, at: int, workload: Workload, cluster: Cluster) -> t
 
 def _shard_copies(c: Costs, at: int, cluster: Cluster) -> tuple[Array, Array]:
     """Seconds of the copies around the collectives of one layer, forward and backward."""
-    held, (trained, _) = c.holdings[at].weights, c.holdings[at].trained()
+    held, (trained, _) = c.layer_memories[at].weights, c.layer_memories[at].trained()
     pairs = zip(c.plans.plans, c.plans.runs, strict=True)
     each = np.array([_copied(plan, run) for plan, run in pairs])
     moved = held * each[:, 0], held * each[:, 1] + trained * each[:, 2]
@@ -475,13 +475,13 @@ def _times_shared(plan: Plan, run: Running) -> tuple[float, float]:
 
 def shard_comm(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
     """Seconds to gather the parameters of one layer and to scatter its gradients, each time."""
-    size = c.holdings[at].weights
+    size = c.layer_memories[at].weights
     reach = _network_share(c, cluster)
     narrow = np.array(["fp8-gather" in r.flags for r in c.plans.runs])
     each = np.where(narrow & workload.layers[at].is_block, 1.0, width(c, workload))
     shared = dp_groups("all_gather", c.plans.plans)
     gather = over("all_gather", size * each / reach, shared, cluster)
-    trained = c.holdings[at].trained()[0]
+    trained = c.layer_memories[at].trained()[0]
     scatter = over("reduce_scatter", trained * grad_width(c) / reach, shared, cluster)
     pairs = zip(c.plans.plans, c.plans.runs, strict=True)
     often = np.array([_times_shared(plan, run) for plan, run in pairs])
@@ -688,7 +688,10 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
     held_weights, trained = weights(c, times, frozen=True), weights(c, times)
     held_experts, experts = (
         sum((e * n for e, n in zip(found, times, strict=True)), np.zeros(1))
-        for found in ([h.experts for h in c.holdings], [h.trained()[1] for h in c.holdings])
+        for found in (
+            [h.experts for h in c.layer_memories],
+            [h.trained()[1] for h in c.layer_memories],
+        )
     )
     state = np.array([r.state_bytes for r in plans.runs])
     state = np.where([p.offload for p in plans.plans], 0.0, state)
@@ -724,7 +727,7 @@ def _kept(c: Costs, times: Array, workload: Workload) -> tuple[Array, Array]:
     by_ops = np.array([r.profile.selective == "ops" for r in c.plans.runs])
     still = np.array([r.profile.kept_by_ops for r in c.plans.runs])
     kept, moment = np.zeros(len(c.plans)), np.zeros(len(c.plans))
-    for layer, held, many in zip(workload.layers, c.holdings, times, strict=True):
+    for layer, held, many in zip(workload.layers, c.layer_memories, times, strict=True):
         whole = held.kept + held.gathered
         less = np.where(by_ops, held.output_bytes + still * held.kept, whole - held.scores)
         if layer.is_block:
@@ -772,7 +775,9 @@ def _buffers(c: Costs, times: Array, workload: Workload) -> Array:
     what is gathered lies in one buffer before it is copied out (FSDP2), a gradient in one in the
     format it is reduced in (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
     """
-    whole = np.max([h.weights * (n > 0) for h, n in zip(c.holdings, times, strict=True)], axis=0)
+    whole = np.max(
+        [h.weights * (n > 0) for h, n in zip(c.layer_memories, times, strict=True)], axis=0
+    )
     ahead = np.array([r.profile.prefetch for r in c.plans.runs])
     apart = np.array([HALF * (r.profile.copies[0] > 0) for r in c.plans.runs]) + grad_width(c)
     is_fsdp = np.array([r.profile.fp32_parameters for r in c.plans.runs])

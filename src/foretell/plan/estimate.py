@@ -212,7 +212,7 @@ def sends(c: Costs, workload: Workload, cluster: Cluster) -> Array:
     out = np.zeros(len(c.plans))
     rows = np.flatnonzero(c.plans.column("pp") > 1)
     plans = [c.plans.plans[i] for i in rows.tolist()]
-    whole, parts = handed_bytes(c, workload)[rows], np.array([send_parts(p) for p in plans])
+    whole, parts = output_bytes_of(c, workload)[rows], np.array([send_parts(p) for p in plans])
     keys = [(p.pp, stride(p, "pp")) for p in plans]
     for pp, step in sorted(set(keys)):
         mine = np.array([i for i, k in enumerate(keys) if k == (pp, step)])
@@ -222,10 +222,10 @@ def sends(c: Costs, workload: Workload, cluster: Cluster) -> Array:
     return out
 
 
-def handed_bytes(c: Costs, workload: Workload) -> Array:
+def output_bytes_of(c: Costs, workload: Workload) -> Array:
     """Bytes that a stage hands the next of one micro-batch."""
     block = next(i for i, layer in enumerate(workload.layers) if layer.is_block)
-    return c.holdings[block].output_bytes
+    return c.layer_memories[block].output_bytes
 
 
 def send_seconds(size: Array, parts: Array, group: tuple[Level, ...], cluster: Cluster) -> Array:

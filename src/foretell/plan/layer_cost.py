@@ -216,12 +216,12 @@ class LayerMemory:
         return self.weights - self.frozen, self.experts - self.frozen_experts
 
 
-def holdings(workload: Workload, cells: Layouts) -> list[LayerMemory]:
+def layer_memories(workload: Workload, cells: Layouts) -> list[LayerMemory]:
     """What each layer holds once, for every cell."""
-    return [_holding(layer, cells) for layer in workload.layers]
+    return [_layer_memory(layer, cells) for layer in workload.layers]
 
 
-def _holding(layer: Layer, cells: Layouts) -> LayerMemory:
+def _layer_memory(layer: Layer, cells: Layouts) -> LayerMemory:
     degrees, batch = cells.degrees(), cells.column("micro_batch")
     zero = np.zeros(len(cells))
     sums = {name: zero.copy() for name in _SUMMED}
@@ -317,7 +317,7 @@ class Part:
     kernels: Array  # on the device
     host: Array  # to issue them
     comm: Array  # exchanges, on the device
-    skew: Array  # waiting for the slowest rank in them
+    straggler_wait: Array  # waiting for the slowest rank in them
     flops: Array  # of the matrix units
     beside: Array  # exchanges that run beside the compute of another micro-batch
     sent: Array  # bytes of tensor-parallel collectives, as all-reduces of so many
@@ -346,7 +346,7 @@ class Part:
         )
         if self.beside.any():
             every = every + portable.power(self.beside, overlap_exponent)
-        return portable.power(every, 1 / overlap_exponent) + self.skew
+        return portable.power(every, 1 / overlap_exponent) + self.straggler_wait
 
     def shown(self, overlap_exponent: Array | float) -> Array:
         """Exchanges that a step waits for: those in its way, and what is left of those beside."""
@@ -356,7 +356,7 @@ class Part:
             if self.beside.any()
             else 0.0
         )
-        return self.comm + self.skew + left
+        return self.comm + self.straggler_wait + left
 
     def lead(self, overlap_exponent: Array | float) -> Array:
         """By which the device has more to do than the host to issue."""
@@ -365,7 +365,7 @@ class Part:
 
 def _values(part: Part) -> tuple[Array, ...]:
     return (
-        part.kernels, part.host, part.comm, part.skew, part.flops, part.beside, part.sent
+        part.kernels, part.host, part.comm, part.straggler_wait, part.flops, part.beside, part.sent
     )  # fmt: skip
 
 
@@ -702,7 +702,7 @@ def _add_exchange(
                 whole = 1.0 if op == "all_reduce" else 0.5  # a gather and a scatter make one
                 part.sent[rows] += (shown if hides else 1.0) * whole * sent
                 part.kernels[rows] += 0.0 if hides else copied
-                part.skew[rows] += run.profile.straggler * apart
+                part.straggler_wait[rows] += run.profile.straggler * apart
             if run.cuda_graph != "iteration":
                 part.host[rows] += run.issued(exchange.axis, is_back) * cluster.calibration.host
 

@@ -58,7 +58,7 @@ from foretell.plan.costs import (
 )
 from foretell.plan.estimate import rank_update
 from foretell.plan.framework import Running, running
-from foretell.plan.layer_cost import holdings, layouts
+from foretell.plan.layer_cost import layer_memories, layouts
 from foretell.plan.order import BACKWARD, FORWARD
 from foretell.plan.plan import Plan
 from foretell.plan.prices import PricedStage, StageLayers, priced_stages, seconds_by_layer
@@ -207,16 +207,16 @@ class GroupCosts:
 
     def unpriced(self, found: Sequence[LayerRange]) -> dict[object, StageLayers]:
         """The stages of ranges, for the samples that their ranks have, to be priced."""
-        asked: dict[object, StageLayers] = {}
+        to_price: dict[object, StageLayers] = {}
         for one in found:
             times = np.bincount(
                 [self.units[at].layer for at in one.units], minlength=len(self.workload.layers)
             )
             for rank in one.ranks:
                 key = one.priced_as(self, rank)
-                if key not in asked:
-                    asked[key] = StageLayers(one.plan(self, rank), one.on(rank), tuple(times))
-        return asked
+                if key not in to_price:
+                    to_price[key] = StageLayers(one.plan(self, rank), one.on(rank), tuple(times))
+        return to_price
 
     def degrees(self, ranks: int) -> dict[str, int]:
         """How units are split over so many ranks."""
@@ -290,7 +290,7 @@ def _product(unit: str, op: Op, source: str) -> FactorMatmul:
 def held(workload: Workload, plain: Plan, **degrees: int) -> dict[str, Array]:
     """Weights and their elements of each unit; bytes a sample keeps, takes and sends on."""
     table = layouts([plain.but(micro_batch=_MANY, global_batch=_MANY, **degrees)])
-    found = holdings(workload, table)
+    found = layer_memories(workload, table)
     each = [unit.layer for unit in units(workload)]
     again = {other.partition("/") for _, other in workload.tied}
     sizes = workload.weights
@@ -382,7 +382,7 @@ class LayerRange:
         c, times = found.costs, np.array(found.layers)[:, None]
         own = own_weights(c, times)
         return np.array(
-            [float(w[0] + h.trained()[1][0]) for w, h in zip(own, c.holdings, strict=True)]
+            [float(w[0] + h.trained()[1][0]) for w, h in zip(own, c.layer_memories, strict=True)]
         )
 
     def gradient_bytes(self, costs: GroupCosts, some: Sequence[Layer]) -> float:
@@ -749,7 +749,7 @@ def reading(found: Sequence[LayerRange], costs: GroupCosts) -> dict[tuple[int, i
     out: dict[tuple[int, int], float] = defaultdict(float)
     for q, r, unit in sorted(read):
         made = found[q].stage(costs, found[q].ranks[0]).costs
-        size = float(made.holdings[costs.units[unit].layer].output_bytes[0])
+        size = float(made.layer_memories[costs.units[unit].layer].output_bytes[0])
         out[q, r] += size / made.plans.plans[0].micro_batch
     return out
 
@@ -796,9 +796,9 @@ class GroupStep(ResolvedStep):
         for one in found:
             if one.is_split:
                 require_split(one, costs)
-        asked = costs.unpriced(found)
-        stages = priced_stages(list(asked.values()), workload, cluster)
-        costs.stages.update(zip(asked, stages, strict=True))
+        to_price = costs.unpriced(found)
+        stages = priced_stages(list(to_price.values()), workload, cluster)
+        costs.stages.update(zip(to_price, stages, strict=True))
         return cls(plan, workload, cluster, costs, found, batches)
 
     @property
@@ -852,7 +852,7 @@ class GroupStep(ResolvedStep):
         out.turns = [(self.cells[q, rank], 0) for q, one in ends for rank in one.ranks]
         self._add_end(out)
         for rank in self.ranks:
-            for kind, size in self._holding[rank].items():
+            for kind, size in self._held_bytes[rank].items():
                 out.buffers.append(Buffer(rank, _HELD.get(kind, "activation"), kind, size))
         return out
 
@@ -997,7 +997,7 @@ class GroupStep(ResolvedStep):
             later.append((one, "broadcast" if way == "ps" else "all_gather", size))
 
     @cached_property
-    def _holding(self) -> dict[int, dict[str, float]]:
+    def _held_bytes(self) -> dict[int, dict[str, float]]:
         """Bytes of every rank at its fullest, by what they are."""
         flying, out = in_flight(self.found, self.links), {}
         for rank in self.ranks:
@@ -1014,7 +1014,7 @@ class GroupStep(ResolvedStep):
     def memory(self) -> tuple[float, float, dict[str, float]]:
         """Bytes of the fullest rank, how many are missing there, and what they are."""
         program = {"program": self.costs.run.profile.runtime}
-        each = [self._holding[rank] | program for rank in self.ranks]
+        each = [self._held_bytes[rank] | program for rank in self.ranks]
         most = [ROUNDING * sum(parts.values()) for parts in each]
         devices = [self.cluster.devices[rank] for rank in self.ranks]
         over = [m - d.memory * USABLE for m, d in zip(most, devices, strict=True)]

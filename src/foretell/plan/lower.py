@@ -146,18 +146,18 @@ def priced(plan: Plan, workload: Workload, cluster: Cluster, costs: Costs | None
     else:
         each = plan.ranks // plan.pp
         rows = [(plan, tuple(range(s * each, (s + 1) * each))) for s in range(plan.pp)]
-    asked = [
+    unpriced = [
         StageLayers(own, ranks, layers_of(own, workload, s), s)
         for s, (own, ranks) in enumerate(rows)
     ]
     if not plan.segments and len(cluster.devices_by_kind()) == 1:
         costs = costs or price_all([plan], workload, cluster)
         return Priced(
-            plan, workload, cluster, tuple(priced_stages(asked, workload, cluster, costs))
+            plan, workload, cluster, tuple(priced_stages(unpriced, workload, cluster, costs))
         )
-    even = [one for one in asked if not _is_uneven(one.plan, plan)]
+    even = [one for one in unpriced if not _is_uneven(one.plan, plan)]
     found = {one.index: one for one in priced_stages(even, workload, cluster)}
-    stages = (found.get(one.number) or uneven_stage(one, workload, cluster) for one in asked)
+    stages = (found.get(one.number) or uneven_stage(one, workload, cluster) for one in unpriced)
     return Priced(plan, workload, cluster, tuple(stages))
 
 
@@ -197,7 +197,7 @@ def _sharded(
 ) -> list[Piece]:
     """Layers whose parameters are gathered one layer ahead, their gradients scattered behind."""
     took = {at: shard_comm(c, at, workload, cluster) for at in dict.fromkeys(at for at, _ in known)}
-    sizes = {at: float((c.holdings[at].weights * width(c, workload))[0]) for at in took}
+    sizes = {at: float((c.layer_memories[at].weights * width(c, workload))[0]) for at in took}
     gather, scatter = (
         {
             at: Piece(
@@ -258,10 +258,16 @@ def _whole(
         return Piece("kernel", NAMES[way], share, "", flops=flops / 2)
     if way == BACKWARD and alone:
         total, flops = total - share, flops / 2
-    return Piece("kernel", NAMES[way], total + _turn(c, many, way == BACKWARD), "", flops=flops)
+    return Piece(
+        "kernel",
+        NAMES[way],
+        total + _microbatch_overhead(c, many, way == BACKWARD),
+        "",
+        flops=flops,
+    )
 
 
-def _turn(c: Costs, many: list[float], backward: bool) -> float:
+def _microbatch_overhead(c: Costs, many: list[float], backward: bool) -> float:
     """What the host does besides, on the stage that has the loss."""
     return float(c.turn[0]) if backward and many[-1] else 0.0
 
@@ -274,7 +280,7 @@ def _layer(
     at, share = which
     layer, backward = workload.layers[at], min(way, BACKWARD)
     part = layer_parts(c, at, workload)[backward].times(share)
-    comm = float((part.comm + part.skew)[0])
+    comm = float((part.comm + part.straggler_wait)[0])
     seconds = float(part.seconds(c.overlap_exponent)[0]) - comm
     if copied:
         seconds += share * float(copied[at][backward][0])

@@ -35,8 +35,8 @@ from foretell.plan.costs import (
 )
 from foretell.plan.estimate import (
     Messages,
-    handed_bytes,
     messages,
+    output_bytes_of,
     reducing,
     regather_bytes,
     regathering,
@@ -94,7 +94,7 @@ class StageColumns:
     @cached_property
     def brief(self) -> Array:
         """Bytes that are there only while the forward of a layer runs: of the largest."""
-        pairs = zip(self.costs.holdings, self.times, strict=True)
+        pairs = zip(self.costs.layer_memories, self.times, strict=True)
         return np.asarray(np.max([held.brief * (n > 0) for held, n in pairs], axis=0))
 
     @cached_property
@@ -200,7 +200,7 @@ class PricedStage:
     def output_bytes(self) -> float:
         """Bytes the rank with most samples sends on of one micro-batch."""
         some = [one.costs for one in self.replicas] or [self.costs]
-        return max(float(handed_bytes(one, self.workload)[0]) for one in some)
+        return max(float(output_bytes_of(one, self.workload)[0]) for one in some)
 
     @cached_property
     def sent_in(self) -> Array:
@@ -228,15 +228,18 @@ class PricedStage:
 
 
 def priced_stages(
-    asked: Sequence[StageLayers], workload: Workload, cluster: Cluster, known: Costs | None = None
+    unpriced: Sequence[StageLayers],
+    workload: Workload,
+    cluster: Cluster,
+    known: Costs | None = None,
 ) -> list[PricedStage]:
     """Stages priced on the machines of their ranks; `known` are prices of all on the cluster."""
     kinds: dict[object, list[int]] = {}
-    for i, one in enumerate(asked):
+    for i, one in enumerate(unpriced):
         kinds.setdefault(None if known else _kind(cluster, one.ranks), []).append(i)
     out: dict[int, PricedStage] = {}
     for rows in kinds.values():
-        some = [asked[i] for i in rows]
+        some = [unpriced[i] for i in rows]
         keys = {} if known else _keys(some, workload, cluster)
         if missing := _missing(keys):
             part, cells = _part(cluster, some[0].ranks), [key[-1] for key in missing]
@@ -261,7 +264,7 @@ def priced_stages(
             out[i] = PricedStage(
                 one.number, one.ranks, one.plan, own, workload, machines, columns, k
             )
-    return [out[i] for i in range(len(asked))]
+    return [out[i] for i in range(len(unpriced))]
 
 
 def _keys(some: Sequence[StageLayers], workload: Workload, cluster: Cluster) -> dict[Plan, _Key]:

@@ -196,7 +196,7 @@ class ResolvedStep:
         own = [costs for ranks, costs, _ in self.priced_layers() if rank in ranks]
         both = [part for c in own for x in c.layers[1:-1] for part in (x.forward, x.backward)]
         kernels, host = (sum(float(getattr(p, n)[0]) for p in both) for n in ("kernels", "host"))
-        comm = sum(float((p.comm + p.skew)[0]) for p in both)
+        comm = sum(float((p.comm + p.straggler_wait)[0]) for p in both)
         return comm / max(comm + max(kernels, host), 1e-30)
 
 

@@ -335,7 +335,7 @@ def _by_layer(found: StageColumns) -> PlacedStageCost:
     parts = [layer_parts(c, at, workload) for at in every]
     lead = [a.lead(c.overlap_exponent) + b.lead(c.overlap_exponent) for a, b in parts]
     weights = np.diagonal(found.weight_seconds)
-    kept, moment, loss = held.each.copy(), held.workspace.copy(), c.holdings[-1]
+    kept, moment, loss = held.each.copy(), held.workspace.copy(), c.layer_memories[-1]
     # Other actions may come between forward and backward of the loss: what it makes is kept.
     kept[-1], moment[-1] = (loss.kept + loss.gathered)[-1], loss.brief[-1]
     return PlacedStageCost(
@@ -381,7 +381,7 @@ def message(
     missing = [r for r in then.ranks if r not in first.ranks]
     if not missing:
         return 0.0
-    held = prices.layers(first.ranks).holdings
+    held = prices.layers(first.ranks).layer_memories
     size = float(sum(held[i].output_bytes[0] for i in layers))
     if len(missing) > len(first.ranks):
         group = prices.cluster.levels((first.ranks[0], *missing))

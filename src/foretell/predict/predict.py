@@ -240,8 +240,8 @@ def predict_many(
     for i, (plan, where) in enumerate(done):
         step = resolution(plan, workload, where, mine.get(i))()
         timeline = simulate(lowered(step, step.program("stage")))
-        one, asked = summarized(step, timeline, advises), plans[i]
-        own = one.plan.but(placement=asked.placement, cluster=asked.cluster)
+        one, given = summarized(step, timeline, advises), plans[i]
+        own = one.plan.but(placement=given.placement, cluster=given.cluster)
         found.append(replace(one, plan=own))
     return found
 

@@ -180,20 +180,20 @@ def _from_seeds(
     planner: Any, pool: Pool, seeds: int, model: Model, cluster: Cluster, progress: Progress
 ) -> Planned:
     """The shortest step, of the first seed that has it; what all of them cost."""
-    asked = [replace(planner, seed=planner.seed + k) for k in range(seeds)]
+    variants = [replace(planner, seed=planner.seed + k) for k in range(seeds)]
     work = partial(_searched, model=model, cluster=cluster)
     found = pool.map(
-        work, asked, lambda done, all_: progress(f"{done} of {all_} searches", float("nan"))
+        work, variants, lambda done, all_: progress(f"{done} of {all_} searches", float("nan"))
     )
     at = min(range(len(found)), key=lambda k: found[k].predicted)
     steps = [one.predicted for one in found]
-    told = f"best of {len(found)} seeds, {span(min(steps))} to {span(max(steps))}"
+    note = f"best of {len(found)} seeds, {span(min(steps))} to {span(max(steps))}"
     best: Planned = found[at]
     return replace(
         best,
         evaluations=sum(one.evaluations for one in found),
         cpu=sum(one.cpu for one in found),
-        notes=(*best.notes, *([told] if len(found) > 1 else [])),
+        notes=(*best.notes, *([note] if len(found) > 1 else [])),
     )
 
 

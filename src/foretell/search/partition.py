@@ -512,7 +512,8 @@ class Partitioner:
         if key not in self._ends:
             block = next(i for i, layer in enumerate(self.workload.layers) if layer.is_block)
             both = [
-                self._priced(one, "none").holdings[block].output_bytes[0] for one in (first, then)
+                self._priced(one, "none").layer_memories[block].output_bytes[0]
+                for one in (first, then)
             ]
             levels = self._between(first, then)
             self._ends[key] = float(price("send", np.array([max(both)]), levels).seconds[0])

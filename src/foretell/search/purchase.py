@@ -81,14 +81,14 @@ def _offer(workload: Workload, cluster: Cluster, gpus: int, tokens: float, batch
 
 def goodput(found: Prediction, cluster: Cluster) -> float:
     """The share of a long run that goes into new steps."""
-    told = _reliability()
-    mean: float = told["failures"]["gpu_hours"] * HOUR / cluster.size
+    rates = _reliability()
+    mean: float = rates["failures"]["gpu_hours"] * HOUR / cluster.size
     held = found.memory.get("parameters", 0.0) + found.memory.get("optimizers", 0.0)
     copies = max(found.plan.dp, 1) if not found.plan.zero else 1
     written = held * cluster.size / copies
-    took = written / (told["checkpoint"]["bytes_per_node_s"] * cluster.num_nodes)
+    took = written / (rates["checkpoint"]["bytes_per_node_s"] * cluster.num_nodes)
     every = math.sqrt(2 * max(took, 1.0) * mean)
-    lost = took / every + every / (2 * mean) + told["failures"]["restart_s"] / mean
+    lost = took / every + every / (2 * mean) + rates["failures"]["restart_s"] / mean
     return float(1 / (1 + lost))
 
 

@@ -255,13 +255,13 @@ class Evaluator:
         """Take over what an earlier search of the same question predicted."""
         if not path.is_file():
             return
-        told = read_json(path)
-        if not isinstance(told, dict) or told.get("for") != self._question():
+        stored = read_json(path)
+        if not isinstance(stored, dict) or stored.get("for") != self._question():
             raise InputError(
                 f"{path} is of another search: its model, cluster or version differ",
                 hint="name another file, or remove it",
             )
-        self.known = {text: row and _read(row) for text, row in told["plans"].items()}
+        self.known = {text: row and _read(row) for text, row in stored["plans"].items()}
         self.evaluations = sum(row is not None for row in self.known.values())
 
     def _question(self) -> dict[str, str]:

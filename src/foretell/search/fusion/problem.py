@@ -589,8 +589,8 @@ def from_workload(
             _backward(page, op, layer, name)
         brief = max(brief, _kept_again(page, again))
     calls_, graph = _as_graph(page, device)
-    asked = prices(graph, np.arange(graph.size), of_slowest(cluster, workload.dtype))[0]
-    seconds = _throttled(workload.dtype, calls_, device, np.asarray(asked, float))
+    took = prices(graph, np.arange(graph.size), of_slowest(cluster, workload.dtype))[0]
+    seconds = _throttled(workload.dtype, calls_, device, np.asarray(took, float))
     ops, update = _finished(page, seconds[:-1]), float(seconds[-1])
     rows = [(s, t, p) for t, k in enumerate(page.kernels) for s, p in k.reads]
     source, target, pattern = edges_of(rows)

@@ -129,22 +129,22 @@ def findings(
     """Everything worth a word about one layout of an estimate: of its time first, worst first."""
     step = float(found.step[row])
     parts = {n: float(getattr(found, n)[row]) / step for n in _PARTS}
-    told = _halo(plan, parts, step, workload, cluster)
-    told += [
+    limits_found = _halo(plan, parts, step, workload, cluster)
+    limits_found += [
         Finding(
             name, parts[part], f"{100 * parts[part]:.0f} % of the step", _remedy(plan, part, remedy)
         )
         for part, (name, remedy) in _PARTS.items()
         if parts[part] > SHARE and part != "compute"
     ]
-    told += _crowded(plan, parts, cluster)
-    told += _uneven(plan, parts, workload, cluster)
-    told += _again(plan, found, row)
-    told += _split(plan, found, row, workload, cluster)
-    told += _input(plan, step, workload, cluster)
-    told += _memory(plan, found, row, workload, cluster)
-    told += _lost(plan, found, row, cluster, workload)
-    return sorted(told, key=lambda f: (f.of != "step", -f.share, f.name))
+    limits_found += _crowded(plan, parts, cluster)
+    limits_found += _uneven(plan, parts, workload, cluster)
+    limits_found += _again(plan, found, row)
+    limits_found += _split(plan, found, row, workload, cluster)
+    limits_found += _input(plan, step, workload, cluster)
+    limits_found += _memory(plan, found, row, workload, cluster)
+    limits_found += _lost(plan, found, row, cluster, workload)
+    return sorted(limits_found, key=lambda f: (f.of != "step", -f.share, f.name))
 
 
 def _remedy(plan: Plan, part: str, usual: str) -> str:
@@ -232,25 +232,25 @@ def _memory(
 ) -> list[Finding]:
     held = memory(plan, workload, cluster)[0].parts()
     size = min(d.memory for d in cluster.devices)
-    told = []
+    limits_found = []
     state = sum(v for k, v in held.items() if k in ("parameters", "gradients", "optimizers"))
     if plan.dp > 1 and plan.zero < 3 and state / size > TWICE:
         evidence = f"each of {plan.dp} data-parallel ranks holds {state / 2**30:.1f} GiB of state"
         remedy = f"zero={min(plan.zero + 1, 3)}"
-        told.append(Finding("memory redundancy", state / size, evidence, remedy, "memory"))
+        limits_found.append(Finding("memory redundancy", state / size, evidence, remedy, "memory"))
     kept = held["activations"]
     if plan.filter * plan.channel > 1 and kept / size > TWICE:
         many = plan.filter * plan.channel
         evidence = f"each of {many} ranks that split channels holds all {kept / 2**30:.1f} GiB kept"
-        told.append(
+        limits_found.append(
             Finding("memory redundancy", kept / size, evidence, "spatial instead", "memory")
         )
     peak = float(found.peak[row])
     if found.missing[row] or peak > FULL * size:
         evidence = f"{peak / 2**30:.1f} of {size / 2**30:.0f} GiB"
         remedy = "recompute, zero, a smaller micro-batch, or offload"
-        told.append(Finding("memory", peak / size, evidence, remedy, "memory"))
-    return told
+        limits_found.append(Finding("memory", peak / size, evidence, remedy, "memory"))
+    return limits_found
 
 
 def _lost(

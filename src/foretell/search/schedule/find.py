@@ -160,8 +160,8 @@ def _search(
         if budget.deadline < inf:
             spent = max(time.process_time() - cpu, 1e-6)
             slow = max((budget.clock() - began) / spent, 1.0)  # where others run beside it
-            told = _TOLD * len(problem.blocks) * micro_batches * slow
-            budget.deadline -= min(told, _DESCRIBED * budget.seconds)
+            repriced = _TOLD * len(problem.blocks) * micro_batches * slow
+            budget.deadline -= min(repriced, _DESCRIBED * budget.seconds)
         first = budget.part(_PERIOD, _PERIOD)
         shortest(rate, whole, unroll, first, progress)
         complete(best, rate, budget)
@@ -617,8 +617,8 @@ def solved(
         time_limit=None if ends is None else _PREDICTED * (time_left(ends) or 0.0),
     )  # fmt: skip
     plan = chosen.plan(found)
-    told = predict(plan, model.prices.workload, model.prices.cluster)
-    return Solved(chosen, found, plan, told, taken)
+    repriced = predict(plan, model.prices.workload, model.prices.cluster)
+    return Solved(chosen, found, plan, repriced, taken)
 
 
 def _each(model: Model, micro_batches: int) -> int:
