@@ -21,7 +21,8 @@ from scipy.optimize import minimize
 
 from foretell.cluster import load
 from foretell.cost import kernel
-from foretell.cost.limits import Constants, shipped, write
+from foretell.cost.kernel import Constants, shipped
+from foretell.cost.kernel import write_constants as write
 
 TABLE = Path(__file__).parent / "measured/h200/attention.csv"
 WIDE = files("foretell.cost").joinpath("tables/measured/h200.csv.gz")

@@ -1,4 +1,4 @@
-"""Fit the host constants of `foretell.cost.host` to the `host.*` rows of a measured table.
+"""Fit the host constants of `foretell.cost.price` to the `host.*` rows of a measured table.
 
     python benchmarks/fit_host.py [--table src/foretell/cost/tables/measured/h200.csv.gz]
     python benchmarks/fit_host.py --kinds      # needs torchvision and transformers
@@ -196,7 +196,7 @@ def kinds_of_kernels() -> None:
 
 def described(model: str, precision: str) -> tuple[Counter[str], Counter[str]]:
     """Kernels by kind, forward and backward, that a workload's description counts."""
-    from foretell.cost.host import kind_of
+    from foretell.cost.price import call_kind as kind_of
     from foretell.plan import Plan
     from foretell.plan.layer_cost import BACKWARD, FORWARD, _wanted, layouts
     from foretell.workload import load
@@ -234,7 +234,7 @@ def _step(name: str) -> tuple[Callable[..., Any], ...]:
 
 
 def captured(model: str, autocast: str) -> tuple[float, float]:
-    """Host seconds of a captured step, forward and backward, as `foretell.cost.host` says."""
+    """Host seconds of a captured step, forward and backward, as `foretell.cost.price` says."""
     from foretell.cluster import load
     from foretell.cost import price
     from foretell.graph import Kind

@@ -28,7 +28,8 @@ from kernel_knobs import CONV_OPS, State
 from kernel_trees import trained
 from numpy.typing import NDArray
 
-from foretell.cost.limits import pipe_of, shipped, write
+from foretell.cost.kernel import pipe_of, shipped
+from foretell.cost.kernel import write_constants as write
 from foretell_lab.validate import kernel_clocks
 from foretell_lab.validate.kernel_devices import chip, device_named
 from foretell_lab.validate.kernel_truth import Measured

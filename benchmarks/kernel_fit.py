@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from foretell.cost.kernel import Group, roofline
-from foretell.cost.limits import limits
+from foretell.cost.kernel import limits_of as limits
 from foretell_lab.validate import kernel_clocks
 from foretell_lab.validate.kernel_devices import device_named
 from foretell_lab.validate.kernel_truth import Measured

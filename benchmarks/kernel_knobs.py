@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from foretell.cost.limits import LINEAGE, Constants, nearest, pipe_of, shipped
+from foretell.cost.kernel import LINEAGE, Constants, nearest, pipe_of, shipped
 from foretell_lab.validate.kernel_devices import device_named
 from foretell_lab.validate.kernel_truth import Measured
 from foretell_lab.validate.kernels import family

@@ -15,7 +15,7 @@ from kernel_knobs import State
 from numpy.typing import NDArray
 
 from foretell.cost import kernel
-from foretell.cost.learned import SIZES, Trees, features, logs
+from foretell.cost.price import SIZES, Trees, features, logs
 from foretell_lab.validate import kernel_clocks
 from foretell_lab.validate.kernel_devices import device_named
 from foretell_lab.validate.kernel_truth import Measured

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean
 
 from foretell.plan import Plan
-from foretell.search.placement.factors import Node, Wire, solve
+from foretell.search.placement.problem import Node, Wire, solve
 from foretell_lab.emulation import mixed, mixed_plans
 from foretell_lab.emulation.mixed import Comparison, Mixed, Setting
 

@@ -28,8 +28,7 @@ from foretell.cluster import Cluster
 from foretell.cluster import load as machines
 from foretell.search.kit import Planned
 from foretell.search.placement import Evaluator, PlacementPlanner, problem
-from foretell.search.placement.baselines import drawn
-from foretell.search.placement.factors import refined
+from foretell.search.placement.planner import drawn
 from foretell.search.placement.policy import Learned, read, shipped
 from foretell.search.placement.problem import (
     ALL_REDUCE,
@@ -37,6 +36,7 @@ from foretell.search.placement.problem import (
     Action,
     Placement,
     actions,
+    refined,
     uniform,
 )
 from foretell.workload import load

@@ -11,9 +11,8 @@ from typing import Any
 
 from table import Row
 
-from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.planner import PlacementPlanner
-from foretell.search.placement.search import Prior, look_ahead
+from foretell.search.placement.search import Evaluator, Prior, look_ahead
 from foretell_lab.policy import worlds
 from foretell_lab.policy.judge import MOST, Evaluated, evaluated
 

@@ -18,9 +18,9 @@ from table import Row, show
 from foretell.cluster import load as machines
 from foretell.search.joint import op_count
 from foretell.search.kit import parse
-from foretell.search.placement.baselines import drawn
-from foretell.search.placement.evaluate import Evaluator
+from foretell.search.placement.planner import drawn
 from foretell.search.placement.problem import Placement, actions, problem
+from foretell.search.placement.search import Evaluator
 from foretell.workload import load
 from foretell_lab.workers import answers
 

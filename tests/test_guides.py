@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from foretell.cli.main import COMMANDS, foretell
 from foretell.graph import COLUMNS, load, parse, text
-from foretell.graph.columns import BufferKind, Kind, LaneKind, WaitKind
+from foretell.graph.graph import BufferKind, Kind, LaneKind, WaitKind
 from foretell.whatif import WHATIFS, DoesNotApply
 from tests.alike import alike
 

@@ -14,9 +14,8 @@ from foretell.cluster import load as load_cluster
 from foretell.errors import ForetellError
 from foretell.plan import Plan, lower
 from foretell.plan.check import units
-from foretell.plan.file import load, predicted, save
-from foretell.plan.order import order
-from foretell.plan.plan import blocks_of
+from foretell.plan.plan import blocks_of, load, predicted, save
+from foretell.plan.program import order
 from foretell.predict import predict
 from foretell.search.joint import Joint
 from foretell.search.kit import priced

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretell.graph import Builder, Graph
-from foretell.graph.groups import group_text
+from foretell.graph.graph import group_text
 
 LAUNCH = (
     6e-6  # seconds of host work a kernel: what eager PyTorch spends on an operator of this kind

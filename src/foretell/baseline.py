@@ -23,11 +23,10 @@ from typing import NamedTuple
 import numpy as np
 
 from foretell import portable
-from foretell.cost.limits import passes
+from foretell.cost.kernel import passes
 from foretell.errors import InputError
 from foretell.graph.build import replicate
-from foretell.graph.columns import Array, Kind
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Array, Graph, Kind
 from foretell.simulate import simulate
 from foretell.trace import Trace
 from foretell.trace.operators import is_call, operators

@@ -233,13 +233,13 @@ def test_mistakes_say_what_to_do():
 # Packages that are functions too
 
 
-@pytest.mark.parametrize("first", ["foretell", "foretell.plan.file", "foretell.simulate.engine"])
+@pytest.mark.parametrize("first", ["foretell", "foretell.plan.plan", "foretell.simulate.engine"])
 def test_packages_can_be_called_in_any_order_of_import(first):
     code = (
         f"import {first}, foretell, inspect\n"
-        f"import foretell.plan.file as file\n"
+        f"import foretell.plan.plan as file\n"
         f"from foretell.plan import Plan\n"
-        f"assert file is foretell.plan.file and file.read('dp=2') == Plan(dp=2)\n"
+        f"assert file is foretell.plan.plan and file.read('dp=2') == Plan(dp=2)\n"
         f"assert 'torch' not in __import__('sys').modules\n"
         f"for one in (foretell.simulate, foretell.predict, foretell.plan):\n"
         f"    print(callable(one), len(inspect.signature(one).parameters) > 1)"
@@ -256,8 +256,8 @@ def test_a_called_package_is_the_function():
 
 TYPED = """
 import foretell
-import foretell.plan.file
-from foretell.plan.file import read
+import foretell.plan.plan
+from foretell.plan.plan import read
 
 best: foretell.PlanResult = foretell.plan("gpt", "h100")
 one: foretell.Prediction = foretell.predict("gpt", "h100", read("dp=2"))

@@ -5,8 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from foretell.cluster import Cluster
-from foretell.cluster.read import read
-from foretell.cluster.toml import Document
+from foretell.cluster.read import Document, read
 
 _DEVICES = ("v100-16", "p100", "1080ti", "a100-80", "mi250")
 _NICS = ("infiniband-edr", "infiniband-hdr x2", "ethernet-10g", "roce-100g")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_flow
 
-from foretell.cluster.levels import Wires, flow, quickest, widest
+from foretell.cluster.node import Wires, flow, quickest, widest
 
 
 @st.composite

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foretell.cluster import Problem, load, validate
-from foretell.cluster.toml import parse
+from foretell.cluster.read import parse
 from foretell.errors import ForetellError, InputError
 
 GOOD = """\

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.cluster.levels import tour
+from foretell.cluster.node import tour
 
 
 @st.composite

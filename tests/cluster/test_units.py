@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.cluster import toml
+from foretell.cluster import read
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from foretell.cluster import toml
     ],
 )
 def test_reads_what_people_write(text: object, unit: str, value: float) -> None:
-    assert toml.read(text, unit) == value
+    assert read.read_cluster(text, unit) == value
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def test_reads_what_people_write(text: object, unit: str, value: float) -> None:
 )
 def test_refuses_other_units(text: str) -> None:
     with pytest.raises(ValueError, match="is `"):
-        toml.read(text, "B/s")
+        read.read_cluster(text, "B/s")
 
 
 @pytest.mark.parametrize("value", [True, None, [1], {"a": 1}])
 def test_refuses_other_types(value: object) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
-        toml.read(value, "B/s")
+        read.read_cluster(value, "B/s")
 
 
 @given(
@@ -50,14 +50,14 @@ def test_refuses_other_types(value: object) -> None:
     st.sampled_from(["B", "B/s", "s", "Hz", "W", "flop/s", "$/h"]),
 )
 def test_writing_and_reading_are_inverses(value: float, unit: str) -> None:
-    assert toml.read(toml.write(value, unit), unit) == value
+    assert read.read_cluster(read.write(value, unit), unit) == value
 
 
 def test_nan_and_infinity_are_read_so_that_they_can_be_named() -> None:
-    assert math.isnan(toml.read("nan", "B/s"))
-    assert math.isinf(toml.read("inf", "B/s"))
+    assert math.isnan(read.read_cluster("nan", "B/s"))
+    assert math.isinf(read.read_cluster("inf", "B/s"))
 
 
 def test_short_is_for_reading() -> None:
-    assert toml.short(2039e9, "B/s") == "2.04 TB/s"
-    assert toml.short(2.73e-6, "s") == "2.73 us"
+    assert read.short(2039e9, "B/s") == "2.04 TB/s"
+    assert read.short(2.73e-6, "s") == "2.73 us"

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import foretell.cluster
 from foretell.cluster import Cluster, load, validate
-from foretell.cluster.read import read
-from foretell.cluster.toml import parse
+from foretell.cluster.read import parse, read
 from foretell.errors import InputError
 
 from .cases import built, clusters, clusters_and_ranks

@@ -6,7 +6,7 @@ import pytest
 from foretell.cluster import load
 from foretell.cost import price
 from foretell.cost.aten import kernels, read
-from foretell.cost.host import constants, host_seconds, issued, updated
+from foretell.cost.price import constants, host_seconds, issued, updated
 from foretell.graph import Builder, Source
 
 LINEAR = "in=3072+4096x768+768x3072+-+-,types=float+float+float+Scalar+Scalar,args=-+-+-+1+1"

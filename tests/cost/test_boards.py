@@ -4,7 +4,8 @@ import pytest
 
 from foretell.cluster import load
 from foretell.cost import kernel
-from foretell.cost.limits import limits, shipped
+from foretell.cost.kernel import limits_of as limits
+from foretell.cost.kernel import shipped
 
 GEMM = {"m": 4096.0, "n": 4096.0, "k": 4096.0}
 DEPTHWISE = {"n": 256.0, "c": 384.0, "h": 28.0, "w": 28.0, "k": 384.0, "r": 3.0, "s": 3.0}

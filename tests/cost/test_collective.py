@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.cluster.levels import Level
+from foretell.cluster.node import Level
 from foretell.cost.collective import OPS, link_of, links, price, push
 from foretell.errors import InputError
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from foretell.cluster.node import Device
 from foretell.cluster.read import devices
 from foretell.cost import kernel
-from foretell.cost.limits import SIZES, nearest, pipe_of, shipped
+from foretell.cost.kernel import SIZES, nearest, pipe_of, shipped
 from foretell.errors import InputError
 
 DEVICES = sorted({d.name for d in devices().values()})

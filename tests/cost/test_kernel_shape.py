@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.cost.shape import columns, parse, write
+from foretell.cost.kernel import parse_shape as parse
+from foretell.cost.kernel import shape_columns as columns
+from foretell.cost.kernel import write_shape as write
 from foretell.errors import InputError
 
 keys = st.sampled_from(["b", "m", "n", "k", "heads", "stride"])

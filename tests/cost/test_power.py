@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foretell.cluster import load
-from foretell.cost import limits
+from foretell.cost import kernel
 
 ONE, NONE = np.ones(1), np.zeros(1)
 
@@ -16,8 +16,8 @@ def device(name="h100"):
 
 
 def clock(board, flops=800e12, kind=""):
-    energy = ONE * flops * limits.joules(board, "bf16", kind)
-    return float(limits.clock(board, ONE, energy, NONE, NONE)[0])
+    energy = ONE * flops * kernel.joules(board, "bf16", kind)
+    return float(kernel.clock(board, ONE, energy, NONE, NONE)[0])
 
 
 def test_long_products_run_below_the_nominal_clock():
@@ -39,8 +39,8 @@ def test_a_gh200_of_a_node_of_four_has_less_power_than_one_alone():
 
 def test_flash_attention_2_takes_more_energy_a_flop_than_cudnn():
     board = device("h200")
-    assert limits.joules(board, "bf16", "flash2") > limits.joules(board, "bf16", "attention")
-    assert limits.joules(board, "bf16", "attention") > limits.joules(board, "bf16")
+    assert kernel.joules(board, "bf16", "flash2") > kernel.joules(board, "bf16", "attention")
+    assert kernel.joules(board, "bf16", "attention") > kernel.joules(board, "bf16")
 
 
 def test_a_board_without_a_row_keeps_its_clock():
@@ -49,21 +49,21 @@ def test_a_board_without_a_row_keeps_its_clock():
 
 def test_memory_bound_kernels_leave_power_for_the_others():
     board = device()
-    energy = ONE * 800e12 * limits.joules(board, "bf16")
-    mixed = float(limits.clock(board, ONE, energy, ONE, NONE)[0])
+    energy = ONE * 800e12 * kernel.joules(board, "bf16")
+    mixed = float(kernel.clock(board, ONE, energy, ONE, NONE)[0])
     assert mixed > clock(board)
 
 
 def test_the_slowest_of_more_boards_is_slower_where_power_limits_it():
-    assert limits.slowest_of(1) == pytest.approx(0.0, abs=1e-12)
-    assert limits.slowest_of(8) == pytest.approx(1.42, abs=0.02)  # of a normal distribution
-    board, energy = device(), ONE * 800e12 * limits.joules(device(), "bf16")
+    assert kernel.slowest_of(1) == pytest.approx(0.0, abs=1e-12)
+    assert kernel.slowest_of(8) == pytest.approx(1.42, abs=0.02)  # of a normal distribution
+    board, energy = device(), ONE * 800e12 * kernel.joules(device(), "bf16")
     paces = [
-        float(limits.clock(board, ONE, energy, NONE, NONE, limits.slowest_of(n))[0])
+        float(kernel.clock(board, ONE, energy, NONE, NONE, kernel.slowest_of(n))[0])
         for n in (1, 8, 512)
     ]
     assert paces[0] == clock(board)
     assert paces[0] / paces[1] == pytest.approx(1 + 0.015 * 1.42, abs=0.006)
     assert paces[2] < paces[1]
-    idle = limits.clock(board, ONE, energy / 4, NONE, NONE, limits.slowest_of(512))
+    idle = kernel.clock(board, ONE, energy / 4, NONE, NONE, kernel.slowest_of(512))
     assert float(idle[0]) == pytest.approx(1.0)  # below its limit every board keeps its clock

@@ -7,10 +7,10 @@ import pytest
 from tests.transformer import transformer
 
 from foretell.cluster import load
-from foretell.cost import kernel, measured, price, prices, work_of
-from foretell.cost.formulas import CollectiveFormula, CopyFormula, KernelFormula
-from foretell.cost.measured import Measured, normal
-from foretell.cost.measured import load as load_table
+from foretell.cost import kernel, price, prices, work_of
+from foretell.cost.price import CollectiveFormula, CopyFormula, KernelFormula, Measured, normal
+from foretell.cost.price import load as load_table
+from foretell.cost.price import table as measured_table
 from foretell.errors import InputError, UnmodelledError
 from foretell.graph import Builder, Kind, Source
 
@@ -94,7 +94,7 @@ def test_no_model_knows_it():
 
 def test_what_was_measured_on_an_h200_comes_first():
     h200 = load("h200")
-    table = measured.table("h200").table
+    table = measured_table("h200").table
     (device, op, dtype, shape), (seconds, _) = next(iter(sorted(table.items())))
     assert (device, op) == ("h200", "gemm")
     known = price(one(kind="kernel", op="gemm", shape=shape, dtype=dtype), h200)
@@ -105,7 +105,7 @@ def test_what_was_measured_on_an_h200_comes_first():
 
 def test_measured_products_are_near_their_formula():
     """The same work by another road: a slip in m, n, k would be off by far more."""
-    table = measured.table("h200").table
+    table = measured_table("h200").table
     big = [(k, s) for k, (s, _) in sorted(table.items()) if s > 2e-4 and k[2] == "bf16"][:200]
     shapes, times = [k[3] for k, _ in big], np.array([s for _, s in big])
     formula = kernel.seconds(load("h200").devices[0], "gemm", "bf16", shapes).seconds

@@ -31,7 +31,7 @@ def _step(path: Path) -> object:
 
 def _plan(path: Path) -> object:
     from foretell.plan import check
-    from foretell.plan.file import as_fields, load
+    from foretell.plan.plan import as_fields, load
 
     plan = load(path)
     json.dumps(as_fields(plan), allow_nan=False)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from foretell.graph import Graph
-from foretell.graph.columns import COLUMNS
+from foretell.graph.graph import COLUMNS
 from tests.strategies import graphs
 
 WORDS = ("on", "for", "after", "drains", "uses", "lane", "fact", "history", "kernel", "graph", "é")

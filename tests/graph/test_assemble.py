@@ -5,8 +5,7 @@ import pytest
 
 from foretell.errors import GraphError, InputError
 from foretell.graph import Buffers, Drained, Edges, Held, Lanes, Links, Names, Used, assemble, edges
-from foretell.graph.columns import frozen, owned
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Graph, frozen, owned
 
 NONE_YET = edges(2, [], [])
 LANES = Lanes([0, 0], [1, 2], [0, 0], [True, True])

@@ -5,7 +5,7 @@ import pytest
 
 from foretell.errors import InputError
 from foretell.graph import NONE, Builder, Graph, Kind, Names, Phase
-from foretell.graph.wiring import wiring
+from foretell.graph.build import wiring
 from tests.graph.golden import graph
 
 

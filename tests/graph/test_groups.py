@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell.errors import InputError
-from foretell.graph.groups import group_text, ranks_of
+from foretell.graph.graph import group_text, ranks_of
 
 
 @pytest.mark.parametrize(

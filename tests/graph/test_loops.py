@@ -3,7 +3,7 @@
 import numpy as np
 
 from foretell.graph import Builder
-from foretell.graph.wiring import a_cycle, placed, topological, transposed
+from foretell.graph.build import a_cycle, placed, topological, transposed
 
 
 def test_a_hub_that_goes_leaves_every_pair_behind():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from foretell.graph import Builder, Graph
-from foretell.graph.wiring import wiring
+from foretell.graph.build import wiring
 from tests.graph.golden import graph
 
 TABLES = ("lanes", "links", "held", "drained", "used", "buffers")

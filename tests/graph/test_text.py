@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from foretell.errors import ForetellError, GraphError, InputError
 from foretell.graph import Builder, Graph, Names, assemble, edges, parse, text
-from foretell.graph.columns import COLUMNS, BufferKind, Kind, LaneKind, WaitKind
+from foretell.graph.graph import COLUMNS, BufferKind, Kind, LaneKind, WaitKind
 from foretell.graph.text import SPOKEN
 from tests.graph.golden import HEAD, graph, lines, same
 from tests.graph.odd import TEXTS, assert_same, odd_graphs

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from foretell.errors import GraphError
 from foretell.graph import Edges, Graph, Held, Lanes, Names, Used, assemble, edges, parse, verify
-from foretell.graph.columns import COLUMNS
 from foretell.graph.fingerprint import arrays
+from foretell.graph.graph import COLUMNS
 from foretell.simulate import simulate
 from tests.graph.golden import graph
 from tests.strategies import graphs

@@ -1,6 +1,6 @@
 """Recorded calls of a small step, made by hand: so many layers, forward, backward, update."""
 
-from foretell.graph.columns import Phase
+from foretell.graph.graph import Phase
 from foretell.memory.flow import ACCUMULATE, EVALUATE
 from foretell.memory.tape import Call
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foretell.graph.columns import BufferKind
+from foretell.graph.graph import BufferKind
 from foretell.memory.change import Autocast, half_precision, written_out
 from foretell.memory.tape import FACT, Op, Storage, Tape, decode, peak_bytes
 from foretell.trace import read

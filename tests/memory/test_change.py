@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretell.graph.columns import NONE, BufferKind, Phase
+from foretell.graph.graph import NONE, BufferKind, Phase
 from foretell.memory import change
 from foretell.memory.change import blocks
 from foretell.memory.read import tape_of

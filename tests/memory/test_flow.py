@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretell.graph.columns import BufferKind, Phase
+from foretell.graph.graph import BufferKind, Phase
 from foretell.memory.read import GEMM_WORKSPACE, tape_of
 from foretell.memory.tape import decode, encode, occupancy
 from tests.memory.steps import (

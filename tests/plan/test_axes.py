@@ -9,9 +9,9 @@ from foretell.errors import InputError
 from foretell.plan import Plan, check, estimate, lower
 from foretell.plan.check import micro_batches
 from foretell.plan.costs import copied_seconds, costs, is_copied, memory, shard_comm, stage
-from foretell.plan.estimate import reducing
 from foretell.plan.layer_cost import layers_of
 from foretell.plan.plan import blocks_of, levels
+from foretell.plan.prices import reducing
 from foretell.plan.unsupported import unsupported
 from foretell.predict import predict
 from foretell.simulate import simulate

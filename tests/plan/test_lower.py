@@ -10,7 +10,7 @@ from foretell.errors import ForetellError, InputError
 from foretell.graph import Kind, Phase, verify
 from foretell.plan import Plan, check, estimate, lower
 from foretell.plan.costs import memory as told_memory
-from foretell.plan.order import FAMILIES, order, turns
+from foretell.plan.program import FAMILIES, order, turns
 from foretell.simulate import simulate
 from foretell.simulate.memory import memory as played_memory
 from foretell.workload import load as load_workload

@@ -8,11 +8,11 @@ import pytest
 from foretell.cluster import load as cluster
 from foretell.cost import kernel
 from foretell.plan import Plan, framework
-from foretell.plan.estimate import estimate
 from foretell.plan.framework import running
+from foretell.plan.prices import estimate
 from foretell.predict import predict
 from foretell.workload import load
-from foretell.workload.kernels import calls
+from foretell.workload.workload import calls
 
 GPT = load("gpt:layers=4,hidden=1024,heads=16,seq=2048,vocab=50304,dropout=no")
 ATTENTION = next(op for op in GPT.layers[1].works() if op.kind == "attention")

@@ -10,7 +10,7 @@ from tests.strategies import edits, graphs
 
 from foretell.errors import GraphError
 from foretell.graph import NONE
-from foretell.graph.wiring import wiring
+from foretell.graph.build import wiring
 from foretell.simulate import simulate
 from foretell.simulate.engine import is_ordered, run, timeline
 from foretell.simulate.timeline import breakdown, busy, critical_path

@@ -8,7 +8,7 @@ from torch import nn
 
 import foretell
 from foretell.cluster import load
-from foretell.graph.columns import BufferKind, word_of
+from foretell.graph.graph import BufferKind, word_of
 from foretell.pytorch.capture import capture
 from foretell.pytorch.capture.record import BLOCK
 from foretell.simulate.memory import held_by_kind, memory, peak_bytes

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foretell.graph.columns import Kind
+from foretell.graph.graph import Kind
 from foretell.whatif import parse
 from foretell.whatif.base import Setting
 from foretell.whatif.batch import SWEPT, TILED, gathered

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foretell.graph.columns import Kind, Phase
+from foretell.graph.graph import Kind, Phase
 from foretell.memory.tape import FACT, decode
 from foretell.trace import read
 from foretell.whatif import Setting, parse

@@ -7,7 +7,7 @@ import pytest
 
 from foretell.cluster import load
 from foretell.errors import InputError
-from foretell.graph.verify import verify
+from foretell.graph.build import verify
 from foretell.simulate import simulate
 from foretell.whatif import WHATIFS, DoesNotApply, Setting, applied, ordered, parse
 from foretell.whatif.registry import EXCLUSIVE, ORDER

@@ -8,10 +8,10 @@ import pytest
 
 from foretell.cluster import load
 from foretell.cost.collective import price
-from foretell.cost.limits import passes
+from foretell.cost.kernel import passes
 from foretell.errors import InputError
-from foretell.graph.columns import Kind
-from foretell.graph.verify import verify
+from foretell.graph.build import verify
+from foretell.graph.graph import Kind
 from foretell.simulate import simulate
 from foretell.whatif import DoesNotApply, Setting, applied, parse
 from foretell.whatif.calls import call_seconds

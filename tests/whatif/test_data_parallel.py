@@ -7,7 +7,7 @@ from foretell.cluster import load
 from foretell.cost.collective import price
 from foretell.errors import InputError
 from foretell.graph import Builder
-from foretell.graph.verify import verify
+from foretell.graph.build import verify
 from foretell.simulate import simulate
 from foretell.whatif import DoesNotApply, Setting, applied, parse
 from foretell.whatif.collective_cost import wires

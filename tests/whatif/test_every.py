@@ -2,10 +2,10 @@
 
 import pytest
 
-from foretell.cost.limits import passes
+from foretell.cost.kernel import passes
 from foretell.errors import InputError
 from foretell.graph import Builder
-from foretell.graph.verify import verify
+from foretell.graph.build import verify
 from foretell.simulate import simulate
 from foretell.whatif import WHATIFS, DoesNotApply, Setting, parse
 from foretell.whatif.registry import is_measured, spread_of

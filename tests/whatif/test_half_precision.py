@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from foretell.cost.limits import passes
-from foretell.graph.columns import Kind, Phase
+from foretell.cost.kernel import passes
+from foretell.graph.graph import Kind, Phase
 from foretell.whatif import Setting, parse
 from foretell.whatif.amp import attended
 from foretell.whatif.autocast import runs

@@ -2,9 +2,9 @@
 
 import pytest
 
-from foretell.cost.host import constants
+from foretell.cost.price import constants
 from foretell.graph import Builder
-from foretell.graph.columns import Kind
+from foretell.graph.graph import Kind
 from foretell.whatif import Setting, parse
 from foretell.whatif.optimizer import loops
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from foretell.cost.limits import passes
-from foretell.graph.columns import Dtype, Kind, Phase
+from foretell.cost.kernel import passes
+from foretell.graph.graph import Dtype, Kind, Phase
 from foretell.whatif import DoesNotApply, Setting, parse
 from foretell.whatif.autocast import runs
 from foretell.whatif.table_lookup import sort_of

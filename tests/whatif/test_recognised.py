@@ -5,7 +5,7 @@ import pytest
 
 from foretell.cluster import load
 from foretell.cost.ratios import Way
-from foretell.graph.columns import Phase
+from foretell.graph.graph import Phase
 from foretell.trace.words import collective, is_collective
 from foretell.whatif import DoesNotApply, Setting, applied, parse
 from foretell.whatif.table_lookup import changed, sort_of

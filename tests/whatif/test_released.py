@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretell.graph.columns import Phase
+from foretell.graph.graph import Phase
 from foretell.memory.tape import Op, Storage, Tape, peak_bytes
 from foretell.whatif import parse
 

@@ -7,7 +7,7 @@ import pytest
 
 from foretell.baseline import steady_seconds
 from foretell.errors import InputError
-from foretell.graph.verify import verify
+from foretell.graph.build import verify
 from foretell.simulate import simulate
 from foretell.simulate.memory import peak_bytes
 from foretell.whatif import DoesNotApply, Setting, applied, parse

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretell.graph.columns import BufferKind
+from foretell.graph.graph import BufferKind
 from foretell.memory.tape import Storage, Tape
 from foretell.whatif import parse
 

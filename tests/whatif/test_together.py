@@ -6,7 +6,7 @@ import pytest
 
 from foretell.cluster import load
 from foretell.errors import InputError
-from foretell.graph.verify import verify
+from foretell.graph.build import verify
 from foretell.simulate import simulate
 from foretell.whatif import Setting, parse
 from tests.transformer import transformer

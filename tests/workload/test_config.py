@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from foretell.errors import InputError
-from foretell.workload import config, load
-from foretell.workload.models import family
+from foretell.workload import load
+from foretell.workload.load import _tables, family, published
+from foretell.workload.load import model as config_model
 
 LLAMA = {
     "model_type": "llama",
@@ -31,27 +32,27 @@ def written(folder: Path, fields: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", config.published())
+@pytest.mark.parametrize("name", published())
 def test_shipped_models_have_their_published_parameters(name):
-    table = config.published()[name]
+    table = published()[name]
     assert table["source"]
     assert load(name).parameters == pytest.approx(table["parameters"], rel=0.005)
 
 
 def test_thirty_models_are_shipped():
-    assert len(config.published()) >= 30
+    assert len(published()) >= 30
     assert load("Llama-3.1-8B").parameters == load("llama-3.1-8b").parameters
 
 
 @pytest.mark.parametrize("kind", COUNTED)
 def test_architectures_count_as_transformers_does(kind):
     one = COUNTED[kind]
-    made, _ = config.model(one["config"], {}, kind)
+    made, _ = config_model(one["config"], {}, kind)
     assert made.workload().parameters == pytest.approx(one["parameters"], rel=0.001)
 
 
 def test_traits_are_options_of_their_family():
-    for name, traits in config._tables("architectures").items():
+    for name, traits in _tables("architectures").items():
         fields = set(family(str(traits.get("family", "decoder"))).__dataclass_fields__)
         own = {"family", "windowed_every", "extra_positions"}
         assert set(traits) <= fields | own, name

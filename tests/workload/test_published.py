@@ -4,9 +4,8 @@ import pytest
 
 from foretell.errors import InputError
 from foretell.workload import FAMILIES, Workload, load
-from foretell.workload.kernels import calls
-from foretell.workload.models import NAMED
-from foretell.workload.workload import Exchange
+from foretell.workload.load import NAMED
+from foretell.workload.workload import Exchange, calls
 
 # torchvision's documentation: `num_params` and `GFLOPS` (multiply-adds of one forward)
 VISION = {

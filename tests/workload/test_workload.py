@@ -5,8 +5,7 @@ import pytest
 
 from foretell.errors import InputError
 from foretell.workload import Exchange, Layer, Op, Tensor, Workload, load
-from foretell.workload.kernels import calls
-from foretell.workload.workload import holds
+from foretell.workload.workload import calls, holds
 
 GPT3 = "gpt:layers=96,hidden=12288,heads=96,seq=2048,vocab=51200"
 

@@ -29,8 +29,8 @@ from foretell.cluster import Cluster, load
 from foretell.errors import ForetellError
 from foretell.io import write_text
 from foretell.plan import Plan
-from foretell.plan.order import FAMILIES, ONE_CHUNK
 from foretell.plan.plan import Segment, written
+from foretell.plan.program import FAMILIES, ONE_CHUNK
 from foretell.search.joint import Joint
 from foretell.search.partition import kinds
 from foretell.search.refine import Evaluator, Found

@@ -32,8 +32,8 @@ from typing import Any
 from foretell.cluster import Cluster, load
 from foretell.io import write_text
 from foretell.plan import Plan
-from foretell.plan.order import FAMILIES, ONE_CHUNK
 from foretell.plan.plan import Segment, written
+from foretell.plan.program import FAMILIES, ONE_CHUNK
 from foretell.search.joint import Joint
 from foretell.search.refine import Evaluator, Found
 from foretell.workload import Workload

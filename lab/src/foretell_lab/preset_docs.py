@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from foretell.cluster import read, toml
+from foretell.cluster import read
 from foretell.cluster.node import Device, Node
 from foretell.cluster.read import load
 
@@ -44,8 +44,8 @@ def _devices() -> Iterator[Sequence[str]]:
 
 def _links() -> Iterator[Sequence[str]]:
     for name, cable in read.cables().items():
-        switch = toml.short(cable.switch, "s") if cable.switch else ""
-        latency = toml.short(cable.latency, "s")
+        switch = read.short(cable.switch, "s") if cable.switch else ""
+        latency = read.short(cable.latency, "s")
         yield f"`{name}`", cable.kind, f"{cable.bandwidth / 1e9:g}", latency, switch
 
 
@@ -61,14 +61,14 @@ def _inside(node: Node) -> str:
     if len(slots) == 1:
         return ""
     spread = node.spread(slots)
-    return f"{toml.short(spread.bandwidth, 'B/s')} {spread.kind}"
+    return f"{read.short(spread.bandwidth, 'B/s')} {spread.kind}"
 
 
 def _out(node: Node) -> str:
     if not node.nics:
         return ""
     out = node.exit(tuple(range(len(node.devices))))
-    return f"{toml.short(out.bandwidth, 'B/s')}, {len(node.nics)} x {node.nics[0].kind}"
+    return f"{read.short(out.bandwidth, 'B/s')}, {len(node.nics)} x {node.nics[0].kind}"
 
 
 def _clusters() -> Iterator[Sequence[str]]:

@@ -9,11 +9,10 @@ from click.testing import CliRunner
 from foretell.cluster import load as machines
 from foretell.errors import InputError
 from foretell.search.placement import policy, search
-from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.placement.policy import GUESS, WAY_ON, feedback, view
 from foretell.search.placement.problem import ALL_REDUCE, EVEN, Action, actions, problem, uniform
-from foretell.search.placement.search import Asked, Tree, even_chances
+from foretell.search.placement.search import Asked, Evaluator, Tree, even_chances
 from foretell.workload import load
 from foretell_lab.cli import train_policy
 from foretell_lab.policy import worlds

@@ -20,7 +20,7 @@ from foretell.cluster import load as load_cluster
 from foretell.errors import InputError
 from foretell.graph import Graph
 from foretell.plan import Plan, read, save
-from foretell.plan.file import FILES, predicted
+from foretell.plan.plan import FILES, predicted
 from foretell.predict import Prediction as _Prediction
 from foretell.predict.predict import shipped
 from foretell.report import words

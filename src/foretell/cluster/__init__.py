@@ -13,25 +13,22 @@ from foretell.lazy import lazy
 if TYPE_CHECKING:
     from foretell.cluster.cluster import Calibration as Calibration
     from foretell.cluster.cluster import Cluster as Cluster
-    from foretell.cluster.levels import Level as Level
+    from foretell.cluster.cluster import Switch as Switch
+    from foretell.cluster.cluster import Tier as Tier
+    from foretell.cluster.cluster import Topology as Topology
     from foretell.cluster.node import Device as Device
+    from foretell.cluster.node import Level as Level
     from foretell.cluster.node import Link as Link
     from foretell.cluster.node import Node as Node
+    from foretell.cluster.read import Problem as Problem
     from foretell.cluster.read import load as load
     from foretell.cluster.read import names as names
     from foretell.cluster.read import validate as validate
-    from foretell.cluster.toml import Problem as Problem
-    from foretell.cluster.topology import Switch as Switch
-    from foretell.cluster.topology import Tier as Tier
-    from foretell.cluster.topology import Topology as Topology
 
 _WHERE = {
-    "cluster": "Calibration Cluster",
-    "levels": "Level",
-    "node": "Device Link Node",
-    "read": "load names validate",
-    "toml": "Problem",
-    "topology": "Switch Tier Topology",
+    "cluster": "Calibration Cluster Switch Tier Topology",
+    "node": "Device Level Link Node",
+    "read": "Problem load names validate",
 }
 __all__ = sorted(" ".join(_WHERE.values()).split())
 __getattr__ = lazy(__name__, _WHERE)

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from foretell.cluster import toml
-from foretell.cluster.cluster import Cluster
+from foretell.cluster import read
+from foretell.cluster.cluster import Cluster, Switch, Tier
 from foretell.cluster.node import Device, Link, Node
-from foretell.cluster.topology import Switch, Tier
 
 
 def text(cluster: Cluster) -> str:
@@ -61,19 +60,19 @@ class _Cables:
         for (kind, each, latency, hop), name in self.names.items():
             yield f"\n[link.{name}]"
             yield f"kind = {_quoted(kind)}"
-            yield f"bandwidth = {_quoted(toml.write(each, 'B/s'))}"
+            yield f"bandwidth = {_quoted(read.write(each, 'B/s'))}"
             yield from _optional("latency", latency, "s")
             yield from _optional("switch", hop, "s")
 
 
 def _device(device: Device) -> Iterator[str]:
     yield f"\n[device.{_quoted(device.name)}]"
-    for key in toml.DEVICE_TEXTS:
+    for key in read.DEVICE_TEXTS:
         yield f"{key} = {_quoted(getattr(device, key))}"
     yield f"units = {device.units}"
-    for key, unit in toml.DEVICE_UNITS.items():
+    for key, unit in read.DEVICE_UNITS.items():
         yield from _optional(key, getattr(device, key), unit)
-    rates = (f"{k} = {_quoted(toml.write(v, 'flop/s'))}" for k, v in device.flops.items())
+    rates = (f"{k} = {_quoted(read.write(v, 'flop/s'))}" for k, v in device.flops.items())
     yield f"flops = {{ {', '.join(rates)} }}"
     yield from _sources(device.sources)
 
@@ -134,7 +133,7 @@ def _sources(sources: Mapping[str, str]) -> Iterator[str]:
 
 def _optional(key: str, value: float, unit: str) -> Iterator[str]:
     if value:
-        yield f"{key} = {_quoted(toml.write(value, unit))}"
+        yield f"{key} = {_quoted(read.write(value, unit))}"
 
 
 def _quoted(value: str) -> str:
@@ -180,16 +179,16 @@ def _about(node: Node, count: int) -> Iterator[str]:
         d = same[0]
         best = max(d.flops, key=lambda k: (k in ("bf16", "fp16"), d.flops[k]))
         yield (
-            f"  {len(same)} x {d.title}: {toml.short(d.memory, 'B')} at"
-            f" {toml.short(d.memory_bandwidth, 'B/s')},"
-            f" {toml.short(d.flops[best], 'flop/s')} {best}"
+            f"  {len(same)} x {d.title}: {read.short(d.memory, 'B')} at"
+            f" {read.short(d.memory_bandwidth, 'B/s')},"
+            f" {read.short(d.flops[best], 'flop/s')} {best}"
         )
     wires = Counter((k.kind, k.bandwidth) for k in node.links)
-    inside = (f"{n} {kind} of {toml.short(b, 'B/s')}" for (kind, b), n in wires.items())
+    inside = (f"{n} {kind} of {read.short(b, 'B/s')}" for (kind, b), n in wires.items())
     yield f"  inside: {', '.join(inside)}"
     ports = Counter((k.kind, k.bandwidth) for k in node.nics)
     if ports:
-        out = (f"{n} {kind} of {toml.short(b, 'B/s')}" for (kind, b), n in ports.items())
+        out = (f"{n} {kind} of {read.short(b, 'B/s')}" for (kind, b), n in ports.items())
         yield f"  out: {', '.join(out)}"
 
 

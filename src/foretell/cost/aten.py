@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from foretell.cost.kernel import added_rows
-from foretell.cost.shape import write
+from foretell.cost.kernel import write_shape as write
 from foretell.operators import BYTES, rules, window
 from foretell.spec import is_whole
 

@@ -53,7 +53,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from foretell.cluster.levels import Level
+from foretell.cluster.node import Level
 from foretell.errors import InputError, unknown
 
 PROTOCOLS = ("ll", "ll128", "simple")

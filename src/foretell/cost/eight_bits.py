@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.cluster.node import Device
-from foretell.cost import host, kernel
+from foretell.cost import kernel
+from foretell.cost.price import issued as host_issued
 
 Array = npt.NDArray[np.float64]
 EACH = 16  # what the sizes of an fp8 matmul are multiples of
@@ -35,8 +36,8 @@ def saved(device: Device, rows: npt.ArrayLike, wide: npt.ArrayLike, out: npt.Arr
     short += _moved(device, n * k, CAST) + _moved(device, n * m, CAST)
     short += _moved(device, k * m, CAST)
     wider += _moved(device, k * m, _WEIGHTS)
-    issued = host.issued("gemm", False) + 2 * host.issued("gemm", True)
-    casts = 4 * host.issued("compiled_cast", False) + 2 * host.issued("compiled_cast", True)
+    issued = host_issued("gemm", False) + 2 * host_issued("gemm", True)
+    casts = 4 * host_issued("compiled_cast", False) + 2 * host_issued("compiled_cast", True)
     gains = np.maximum(wider, issued) - np.maximum(short, issued + casts)
     fits = (k % EACH == 0) & (m % EACH == 0)
     return np.where(fits, gains, -np.inf)

@@ -95,7 +95,7 @@ from foretell.cost.fused_regions import (
     walked,
 )  # fmt: skip
 from foretell.cost.kernel import Price
-from foretell.cost.learned import dense
+from foretell.cost.price import dense
 from foretell.errors import InputError
 from foretell.io import read_toml
 

@@ -103,7 +103,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.compiled import F1, F2, I1, compiled
-from foretell.cost.limits import SIZES
+from foretell.cost.kernel import SIZES
 from foretell.errors import InputError, unknown
 from foretell.operators import having
 

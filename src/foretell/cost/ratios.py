@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretell import portable
-from foretell.graph.columns import Array
+from foretell.graph.graph import Array
 
 NEIGHBOURS = 6
 NEAR = 0.12  # rows nearer than this (in ln of a size) count alike

@@ -1,7 +1,9 @@
 """The task graph of one step."""
 
-from foretell.graph.build import Builder, assemble, concat, replicate
-from foretell.graph.columns import (
+from foretell.graph.build import Builder, assemble, concat, replicate, verify
+from foretell.graph.edit import Edit
+from foretell.graph.file import load, save
+from foretell.graph.graph import (
     COLLECTIVES,
     COLUMNS,
     NONE,
@@ -10,6 +12,7 @@ from foretell.graph.columns import (
     Drained,
     Dtype,
     Edges,
+    Graph,
     Held,
     Kind,
     LaneKind,
@@ -18,15 +21,12 @@ from foretell.graph.columns import (
     Names,
     Phase,
     Source,
+    Task,
     Used,
     WaitKind,
     edges,
 )
-from foretell.graph.edit import Edit
-from foretell.graph.file import load, save
-from foretell.graph.graph import Graph, Task
 from foretell.graph.text import parse, text
-from foretell.graph.verify import verify
 
 __all__ = [
     "COLLECTIVES",

@@ -1,4 +1,19 @@
-"""Graphs made by hand, one task at a time, and graphs put together from others.
+"""From columns to a graph that is sound: what waits for what, checks, builders.
+
+All waits of tasks: edges, order on lanes, drained streams; and a topological order.
+
+`turns` are the tasks just before it on its ordered lanes; a drained lane becomes an edge from the
+last task issued there before it. Both are decided from the graph as it is now, never copied from
+where it came from, so they stay right after any edit. Loops over edges that numpy cannot say in one
+call are compiled; each fills arrays that the function below it makes.
+
+The rules every graph keeps; an error shows the tasks that break one.
+
+Numbers are finite and not negative; codes stand for something; edges, lanes and links exist; rows
+are sorted; nothing waits for itself, neither by edges nor by its turn on an ordered lane; only
+ordered lanes can be drained.
+
+Graphs made by hand, one task at a time, and graphs put together from others.
 
 `Builder` is for tests, examples and small readers; big readers fill columns at once and call
 `assemble`. `concat` puts graphs after or beside each other, `replicate` copies one over ranks or
@@ -8,13 +23,17 @@ micro-batches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
 
-from foretell.errors import InputError
-from foretell.graph.columns import (
+from foretell.compiled import B1, F1, I1, J1, U1, compiled
+from foretell.errors import GraphError, InputError
+from foretell.graph.graph import (
     COLUMNS,
     NONE,
     Array,
@@ -22,6 +41,7 @@ from foretell.graph.columns import (
     Buffers,
     Drained,
     Edges,
+    Graph,
     Held,
     LaneKind,
     Lanes,
@@ -36,12 +56,517 @@ from foretell.graph.columns import (
     edges,
     fitted,
     frozen,
+    group_text,
     is_default,
     owned,
+    ranks_of,
 )
-from foretell.graph.graph import Graph
-from foretell.graph.groups import group_text, ranks_of
-from foretell.graph.verify import verify
+
+
+@compiled
+def _transpose(start: I1, after: J1, out: I1, place: I1, follower: J1, position: I1) -> None:
+    n = len(start) - 1
+    for k in range(len(after)):
+        out[after[k] + 1] += 1
+    for i in range(n):
+        out[i + 1] += out[i]
+        place[i] = out[i]
+    for i in range(n):
+        for k in range(start[i], start[i + 1]):
+            p = after[k]
+            follower[place[p]] = i
+            position[place[p]] = k
+            place[p] += 1
+
+
+def transposed(start: Array, after: Array) -> tuple[Array, Array, Array]:
+    """Rows of followers from rows of waits: (start, follower, position of the edge)."""
+    n = len(start) - 1
+    out, place = np.zeros(n + 1, np.int64), np.empty(n, np.int64)
+    follower, position = np.empty(len(after), np.int32), np.empty(len(after), np.int64)
+    _transpose(start, after, out, place, follower, position)
+    return out, follower, position
+
+
+@compiled
+def _sort(
+    start: I1, after: J1, turn_start: I1, turn_before: J1, seen: U1, at: I1, stack: J1, order: J1
+) -> int:
+    placed = 0
+    for root in range(len(order)):
+        if seen[root]:
+            continue
+        top = 0
+        stack[0], seen[root], at[root] = root, 1, 0
+        while top >= 0:
+            i = stack[top]
+            deps = start[i + 1] - start[i]
+            turns = turn_start[i + 1] - turn_start[i]
+            pushed = False
+            while at[i] < deps + turns:
+                k = at[i]
+                at[i] += 1
+                p = after[start[i] + k] if k < deps else turn_before[turn_start[i] + k - deps]
+                if seen[p] == 1:
+                    return placed
+                if seen[p] == 0:
+                    top += 1
+                    stack[top], seen[p], at[p] = p, 1, 0
+                    pushed = True
+                    break
+            if not pushed:
+                seen[i] = 2
+                order[placed] = i
+                placed += 1
+                top -= 1
+    return placed
+
+
+def topological(start: Array, after: Array, turn_start: Array, turn_before: Array) -> Array:
+    """Tasks in an order in which each comes after all it waits for; shorter where there is a cycle.
+
+    Depth first over waits, smallest number first, so that an order that is already right stays.
+    """
+    n = len(start) - 1
+    seen, at = np.zeros(n, np.uint8), np.empty(n, np.int64)  # 1: on the stack, 2: placed
+    stack, order = np.empty(n, np.int32), np.empty(n, np.int32)
+    placed = _sort(start, after, turn_start, turn_before, seen, at, stack, order)
+    return order[:placed]
+
+
+def a_cycle(start: Array, after: Array, turn_start: Array, turn_before: Array) -> Array:
+    """The tasks of one cycle, each waiting for the next; empty where there is none."""
+    waits = {
+        i: [
+            *after[start[i] : start[i + 1]].tolist(),
+            *turn_before[turn_start[i] : turn_start[i + 1]].tolist(),
+        ]
+        for i in range(len(start) - 1)
+    }
+    try:
+        TopologicalSorter(waits).prepare()
+    except CycleError as error:  # it lists each before the one that waits for it, the first twice
+        return np.array(error.args[1][:0:-1])
+    return np.zeros(0, np.int64)
+
+
+@compiled
+def _bridge(
+    start: I1,
+    after: J1,
+    lag: F1,
+    gone: B1,
+    order: J1,
+    rows: I1,
+    mark: I1,
+    pool: J1,
+    pool_lag: F1,
+    out: J1,
+    out_lag: F1,
+) -> int:
+    used, count = 0, 0
+    for o in range(len(order)):
+        i = order[o]
+        begin = used
+        for k in range(start[i], start[i + 1]):
+            p = after[k]
+            first, last = 0, 1
+            if gone[p]:
+                first, last = rows[2 * p], rows[2 * p + 1]
+            elif not gone[i]:
+                continue  # a plain edge between kept tasks stays as it is
+            for q in range(first, last):
+                s, w = p, lag[k]
+                if gone[p]:
+                    s, w = pool[q], pool_lag[q] + lag[k]
+                if gone[i]:
+                    if mark[s] >= begin and mark[s] < used and pool[mark[s]] == s:
+                        pool_lag[mark[s]] = max(pool_lag[mark[s]], w)
+                        continue
+                    if used == len(pool):
+                        return -1
+                    pool[used], pool_lag[used] = s, w
+                    mark[s] = used
+                    used += 1
+                else:
+                    if count == len(out_lag):
+                        return -1
+                    out[2 * count], out[2 * count + 1], out_lag[count] = i, s, w
+                    count += 1
+        if gone[i]:
+            rows[2 * i], rows[2 * i + 1] = begin, used
+    return count
+
+
+def bridged(
+    start: Array, after: Array, lag: Array, gone: Array, order: Array
+) -> tuple[Array, Array, Array]:
+    """Edges between kept tasks when others go: who waited for a gone task waits for its waits.
+
+    Returns (waiting, after, lag) of the edges to add; repeats may occur.
+    """
+    n, room = len(start) - 1, 1024 + 2 * len(after)
+    while True:
+        rows = np.empty(2 * n, np.int64)  # where the waits of a gone task begin and end in `pool`
+        mark = np.full(n, -1, np.int64)
+        pool, pool_lag = np.empty(room, np.int32), np.empty(room)
+        out, out_lag = np.empty(2 * room, np.int32), np.empty(room)
+        count = _bridge(start, after, lag, gone, order, rows, mark, pool, pool_lag, out, out_lag)
+        if count >= 0:
+            return out[0 : 2 * count : 2], out[1 : 2 * count : 2], out_lag[:count]
+        room *= 4  # it was too little
+
+
+@compiled
+def _place(
+    ranked: I1,
+    tasks: I1,
+    anchors: I1,
+    is_behind: B1,
+    first: I1,
+    more: I1,
+    is_put: U1,
+    stack: I1,
+    out: I1,
+) -> int:
+    """`first`: of each task the last one put ahead of it and the last one put behind it."""
+    for k in range(len(tasks)):
+        at = 2 * anchors[k] + (1 if is_behind[k] else 0)
+        more[k] = first[at]  # the one put there before that
+        first[at] = k
+        is_put[tasks[k]] = 1
+    count = 0
+    for r in range(len(ranked)):
+        if is_put[ranked[r]]:
+            continue
+        stack[0] = ranked[r]
+        top = 1
+        while top:
+            top -= 1
+            i = stack[top]
+            if i < 0:  # all that goes ahead of it is out
+                out[count] = ~i
+                count += 1
+                continue
+            k = first[2 * i + 1]
+            while k >= 0:
+                stack[top] = tasks[k]
+                top += 1
+                k = more[k]
+            stack[top] = ~i
+            top += 1
+            k = first[2 * i]
+            while k >= 0:
+                stack[top] = tasks[k]
+                top += 1
+                k = more[k]
+    return count
+
+
+def placed(ranked: Array, tasks: Array, anchors: Array, is_behind: Array) -> Array:
+    """All tasks in issue order when some are put right ahead of or right behind others.
+
+    What is put next to the same task keeps the order given, and goes where that task goes.
+    Shorter where tasks are put next to each other in a ring.
+    """
+    n = len(ranked)
+    first, more = np.full(2 * n, -1, np.int64), np.empty(len(tasks), np.int64)
+    is_put, stack, out = np.zeros(n, np.uint8), np.empty(2 * n + 1, np.int64), np.empty(n, np.int64)
+    count = _place(ranked, tasks, anchors, is_behind, first, more, is_put, stack, out)
+    return out[:count]
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
+    """Waits and turns of every task in compressed rows, and what follows from them."""
+
+    waits: Edges  # edges and drained lanes
+    turns: Edges  # the task before it on each ordered lane it holds
+
+    @cached_property
+    def is_forward(self) -> bool:
+        """Whether every task waits only for lower numbers, so that 0, 1, 2 … is a right order."""
+        return all(bool((e.after < e.waiting).all()) for e in (self.waits, self.turns))
+
+    @cached_property
+    def order(self) -> Array:
+        """All tasks, each after everything it waits for."""
+        if self.is_forward:
+            return np.arange(len(self.waits.start) - 1, dtype=np.int32)
+        w, t = self.waits, self.turns
+        return topological(w.start, w.after, t.start, t.after)
+
+    @cached_property
+    def followers(self) -> tuple[Array, Array, Array]:
+        """Successors of each task: (start, follower, position of the edge in `waits`)."""
+        return transposed(self.waits.start, self.waits.after)
+
+    @cached_property
+    def turn_followers(self) -> tuple[Array, Array, Array]:
+        """Whose turn on an ordered lane comes after each task."""
+        return transposed(self.turns.start, self.turns.after)
+
+
+def wiring(graph: Graph) -> Wiring:
+    """The wiring of a graph, made once and shared by all edits that leave the structure alone."""
+    made = graph.cache.get("wiring")
+    if made is None:
+        lane_tasks = _issued(graph)
+        made = Wiring(_waits(graph, lane_tasks), _turns(graph, lane_tasks))
+        graph.cache["wiring"] = made
+    found: Wiring = made
+    return found
+
+
+def _issued(graph: Graph) -> tuple[Array, Array, Array]:
+    """(lane, place, task) of every task on every ordered lane it holds, sorted in that order."""
+    lane, order = graph.lane, graph.order
+    task = np.flatnonzero(lane != NONE)
+    task, lane = task.astype(np.int32), lane[task]
+    if len(graph.held):
+        task = np.concatenate([task, graph.held.task])
+        lane = np.concatenate([lane, graph.held.lane])
+    if not len(graph.lanes):
+        return lane[:0], order[:0], task[:0]
+    keep = graph.lanes.ordered[lane]
+    if not keep.all():
+        task, lane = task[keep], lane[keep]
+    place = order[task]
+    if "order" not in graph.columns and not len(graph.held):
+        ranked = np.argsort(lane, kind="stable")  # numbers ascend within a lane already
+    else:
+        ranked = np.lexsort((task, place, lane))
+    return lane[ranked], place[ranked], task[ranked]
+
+
+def _turns(graph: Graph, issued: tuple[Array, Array, Array]) -> Edges:
+    lane, _, task = issued
+    same = lane[1:] == lane[:-1]
+    return edges(graph.size, task[1:][same], task[:-1][same])
+
+
+def _waits(graph: Graph, issued: tuple[Array, Array, Array]) -> Edges:
+    if not len(graph.drained):
+        return graph.edges
+    waiting, after = _last_issued(graph, issued)
+    own = graph.edges
+    kinds = np.concatenate([own.kinds, np.full(len(after), WaitKind.SYNC, np.uint8)])
+    return edges(
+        graph.size,
+        np.concatenate([own.waiting, waiting]),
+        np.concatenate([own.after, after]),
+        np.concatenate([own.lags, np.zeros(len(after))]),
+        kinds,
+    )
+
+
+def _last_issued(graph: Graph, issued: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+    """For every drained lane, who waits and for which task: the last one issued before it."""
+    lane, place, task = issued
+    place, at = _from_zero(place, graph.order[graph.drained.task])
+    # One sortable key a row: lanes far apart, places within a lane in order.
+    span = int(max(place.max(initial=0), at.max(initial=0))) + 2
+    key = lane.astype(np.int64) * span + place
+    wanted = graph.drained.lane.astype(np.int64) * span + at
+    found = np.searchsorted(key, wanted, side="left") - 1
+    fits = found >= 0
+    fits[fits] = lane[found[fits]] == graph.drained.lane[fits]
+    return graph.drained.task[fits], task[found[fits]]
+
+
+def _from_zero(place: Array, at: Array) -> tuple[Array, Array]:
+    """Places that begin at zero and are small enough to share a key with a lane, order kept."""
+    low = min(int(place.min(initial=0)), int(at.min(initial=0)))
+    high = max(int(place.max(initial=0)), int(at.max(initial=0)))
+    if high - low < 2**31:  # lanes are int32, so that the product stays below 2**63
+        return place - low, at - low
+    _, dense = np.unique(np.concatenate([place, at]), return_inverse=True)
+    return dense[: len(place)], dense[len(place) :]
+
+
+_MOST = 1e150  # seconds of a task: sums and squares stay finite
+_SHOWN = 6  # tasks printed in an error
+_WIDTH = 200  # characters of each, so that a task with a thousand waits does not fill the screen
+
+
+def verify(
+    graph: Graph,
+    *,
+    columns: Iterable[str] | None = None,
+    structure: bool = True,
+    tables: bool = True,
+) -> Graph:
+    """The same graph, or a GraphError that names what is wrong.
+
+    An edit that touched only some `columns` has only those checked; one that left alone who waits
+    for whom, or the tables beside, has these passed over.
+    """
+    if columns is None and not graph.names.is_unique():
+        raise GraphError("a string is kept twice in the names of a graph")
+    for name in graph.columns if columns is None else columns:
+        if name in graph.columns:
+            _check_column(graph, name)
+    if structure or tables:
+        _check_tables(graph)
+    if structure:
+        _check_edges(graph)
+        _check_lanes(graph)
+        _check_order(graph, wiring(graph))
+    return graph
+
+
+def _check_column(graph: Graph, name: str) -> None:
+    spec, values = COLUMNS[name], graph.columns[name]
+    if values.shape != (graph.size,):
+        raise GraphError(f"column `{name}` has {values.size} values for {graph.size} tasks")
+    if not graph.size:
+        return
+    if spec.dtype in (np.float64, np.float32) and not np.isfinite(values).all():
+        _raise_at(graph, ~np.isfinite(values), f"`{name}` is not a finite number")
+    if name in ("seconds", "gap") and np.abs(values).max() > _MOST:
+        _raise_at(graph, np.abs(values) > _MOST, f"`{name}` is above {_MOST:g}: sums would not end")
+    if spec.low is not None and values.min() < spec.low:
+        _raise_at(graph, values < spec.low, f"`{name}` is below {spec.low:g}")
+    high = len(graph.names) if spec.is_text else len(spec.words) if spec.words else None
+    if high is not None and values.max() >= high:
+        _raise_at(graph, values >= high, f"`{name}` has a code that stands for nothing")
+
+
+def _check_tables(graph: Graph) -> None:
+    lanes, links, buffers = graph.lanes, graph.links, graph.buffers
+    _check_codes("name of a lane", lanes.name, len(graph.names))
+    _check_codes("kind of a lane", lanes.kind, LaneKind)
+    _check_codes("name of a link", links.name, len(graph.names))
+    _check_codes("name of a buffer", buffers.name, len(graph.names))
+    _check_codes("kind of a buffer", buffers.kind, BufferKind)
+    for noun, rank in (("lane", lanes.rank), ("buffer", buffers.rank)):
+        if len(rank) and rank.min() < 0:
+            raise GraphError(f"a {noun} is of rank {rank.min()}", hint="ranks are 0, 1, 2 …")
+    _check_rows(graph, graph.held, "held lanes", len(lanes), "lanes")
+    _check_rows(graph, graph.drained, "drained lanes", len(lanes), "lanes")
+    _check_rows(graph, graph.used, "uses of links", len(links), "links")
+    _check_rates(graph)
+    _check_buffers(graph)
+
+
+def _check_codes(what: str, codes: Array, known: int | type[IntEnum]) -> None:
+    high = known if isinstance(known, int) else len(known)
+    if len(codes) and (codes.min() < 0 or codes.max() >= high):
+        bad = codes[(codes < 0) | (codes >= high)]
+        raise GraphError(f"the {what} is {bad[0]}, a code that stands for nothing ({high} are)")
+
+
+def _check_rows(graph: Graph, rows: Rows, what: str, known: int, noun: str) -> None:
+    if not len(rows):
+        return
+    task, named = rows.columns()["task"], rows.named
+    if task.min() < 0 or task.max() >= graph.size:
+        bad = task[(task < 0) | (task >= graph.size)]
+        raise GraphError(f"the {what} name task %{bad[0]} of {graph.size} tasks")
+    if named.min() < 0 or named.max() >= known:
+        k = int(np.flatnonzero((named < 0) | (named >= known))[0])
+        raise GraphError(
+            f"the {what} of task %{task[k]} name {named[k]}, which does not exist ({known} {noun})"
+        )
+    if not rows.is_tidy():
+        raise GraphError(f"the {what} are not sorted by task, or name one twice")
+
+
+def _check_rates(graph: Graph) -> None:
+    for name, values in (("capacity", graph.links.capacity), ("demand", graph.used.demand)):
+        bad = ~(np.isfinite(values) & (values > 0))
+        if bad.any():
+            raise GraphError(f"the {name} of a link is {values[bad][0]}, not a positive number")
+
+
+def _check_buffers(graph: Graph) -> None:
+    buffers = graph.buffers
+    for name, task in (("born", buffers.born), ("dies", buffers.dies)):
+        if len(task) and (task.min() < NONE or task.max() >= graph.size):
+            bad = task[(task < NONE) | (task >= graph.size)]
+            raise GraphError(f"a buffer's `{name}` is task %{bad[0]} of {graph.size} tasks")
+    bad = ~(np.isfinite(buffers.bytes) & (buffers.bytes >= 0))
+    if bad.any():
+        raise GraphError(f"a buffer has {buffers.bytes[bad][0]} bytes")
+
+
+def _check_edges(graph: Graph) -> None:
+    e = graph.edges
+    if e.start.shape != (graph.size + 1,) or e.start[0] != 0 or e.start[-1] != e.size:
+        raise GraphError(f"edge rows do not fit {graph.size} tasks and {e.size} edges")
+    if (np.diff(e.start) < 0).any():
+        raise GraphError("edge rows overlap")
+    for name, values in (("lag", e.lag), ("kind", e.kind)):
+        if values is not None and values.shape != e.after.shape:
+            raise GraphError(f"{values.size} values of `{name}` for {e.size} edges")
+    _check_after(graph)
+    if e.lag is not None and not (np.isfinite(e.lag) & (e.lag >= 0)).all():
+        k = int(np.flatnonzero(~(np.isfinite(e.lag) & (e.lag >= 0)))[0])
+        raise GraphError(f"task %{e.waiting[k]} waits {e.lag[k]} seconds longer than %{e.after[k]}")
+    _check_codes("kind of an edge", e.kinds, WaitKind)
+
+
+def _check_after(graph: Graph) -> None:
+    e = graph.edges
+    if not e.size:
+        return
+    if e.after.min() < 0 or e.after.max() >= graph.size:
+        bad = (e.after < 0) | (e.after >= graph.size)
+        k = int(np.flatnonzero(bad)[0])
+        raise GraphError(
+            f"task %{e.waiting[k]} waits for %{e.after[k]}, which is not there "
+            f"({int(bad.sum())} such edges; {graph.size} tasks)"
+        )
+    same = e.waiting[1:] == e.waiting[:-1]
+    if (np.diff(e.after)[same] <= 0).any():
+        raise GraphError("what a task waits for is not sorted, or named twice")
+
+
+def _check_lanes(graph: Graph) -> None:
+    lanes, held = len(graph.lanes), graph.held
+    if graph.size and graph.lane.max() >= lanes:
+        _raise_at(graph, graph.lane >= lanes, f"the lane does not exist ({lanes} lanes)")
+    repeated = held.lane == graph.lane[held.task]
+    if repeated.any():
+        raise GraphError(f"task %{held.task[repeated][0]} holds its own lane twice")
+    free = ~graph.lanes.ordered[graph.drained.lane]
+    if free.any():
+        raise GraphError(
+            f"task %{graph.drained.task[free][0]} drains lane {graph.drained.lane[free][0]}, "
+            "which has no issue order",
+            hint="only ordered lanes know what was issued before",
+        )
+
+
+def _check_order(graph: Graph, wires: Wiring) -> None:
+    if len(wires.order) == graph.size:
+        return
+    w, t = wires.waits, wires.turns
+    ring = a_cycle(w.start, w.after, t.start, t.after)
+    raise GraphError(
+        f"{len(ring)} tasks wait on each other:\n{_shown(graph, ring)}",
+        hint="an edge, or the issue order of a lane, points backwards",
+    )
+
+
+def _raise_at(graph: Graph, bad: Array, message: str) -> None:
+    where = np.flatnonzero(bad)
+    raise GraphError(f"{message} in {len(where)} of {graph.size} tasks:\n{_shown(graph, where)}")
+
+
+def _shown(graph: Graph, tasks: Array) -> str:
+    lines = [f"  {_line(graph, int(i))}" for i in tasks[:_SHOWN]]
+    return "\n".join(lines + (["  …"] if len(tasks) > _SHOWN else []))
+
+
+def _line(graph: Graph, i: int) -> str:
+    from foretell.graph.text import task_text
+
+    try:
+        line = task_text(graph, i)
+    except (IndexError, ValueError):  # it is too broken to be shown as text
+        return f"%{i}"
+    return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"
 
 
 def assemble(

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.errors import GraphError, InputError
-from foretell.graph.columns import (
+from foretell.graph.build import verify
+from foretell.graph.graph import (
     COLUMNS,
     NONE,
     Array,
@@ -31,6 +32,7 @@ from foretell.graph.columns import (
     Buffers,
     Drained,
     Edges,
+    Graph,
     Held,
     Ids,
     LaneKind,
@@ -48,9 +50,8 @@ from foretell.graph.columns import (
     fitted,
     frozen,
     is_default,
+    is_structure,
 )
-from foretell.graph.graph import Graph, is_structure
-from foretell.graph.verify import verify
 
 Waits = tuple[Array, Array, Array, Array]  # waiting, after, lag, kind
 _STRUCTURE = ("lanes", "held", "drained")  # tables that decide dependencies
@@ -185,7 +186,7 @@ def _less(waits: Waits, tasks: Array, after: Array, size: int) -> Waits:
 
 def _order(changes: Changes) -> Array:
     """Places in the issue order: each moved task next to its anchor, ties as given."""
-    from foretell.graph.wiring import placed
+    from foretell.graph.build import placed
 
     tasks, anchors, is_behind = (np.concatenate(c) for c in zip(*changes.places, strict=True))
     last = np.zeros(changes.size, np.int64)
@@ -516,7 +517,7 @@ def _sorted_tasks(graph: Graph, less: Edges) -> Array:
 def _sorted(e: Edges) -> Array:
     if (e.after < e.waiting).all():
         return np.arange(len(e.start) - 1, dtype=np.int32)  # as the loop's: it is compiled for one
-    from foretell.graph.wiring import topological
+    from foretell.graph.build import topological
 
     no_order = frozen(np.zeros(len(e.start), np.int64))
     return topological(e.start, e.after, no_order, e.after[:0])
@@ -537,7 +538,7 @@ def _kept_rows(table: Any, keep: Array, number: Array) -> Any:
 
 
 def _kept_edges(e: Edges, keep: Array, number: Array, order: Array) -> Edges:
-    from foretell.graph.wiring import bridged
+    from foretell.graph.build import bridged
 
     stays = keep[e.waiting] & keep[e.after]
     columns = [c[stays] for c in (e.waiting, e.after, e.lags, e.kinds)]

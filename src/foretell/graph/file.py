@@ -21,13 +21,16 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from foretell.errors import GraphError, InputError
-from foretell.graph.columns import (
+from foretell.graph.build import verify
+from foretell.graph.fingerprint import arrays
+from foretell.graph.graph import (
     COLUMNS,
     TYPES,
     Array,
     Buffers,
     Drained,
     Edges,
+    Graph,
     Held,
     Lanes,
     Links,
@@ -36,10 +39,7 @@ from foretell.graph.columns import (
     Used,
     frozen,
 )
-from foretell.graph.fingerprint import arrays
-from foretell.graph.graph import Graph
 from foretell.graph.text import as_json, parse, text
-from foretell.graph.verify import verify
 from foretell.io import checked, free_memory, open_file, write_atomically
 
 __all__ = ["free_memory", "is_graph_file", "load", "save"]

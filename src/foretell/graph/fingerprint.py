@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from foretell.graph.columns import COLUMNS, Array, is_default
-from foretell.graph.graph import Graph
+from foretell.graph.graph import COLUMNS, Array, Graph, is_default
 
 TABLES = ("lanes", "links", "held", "drained", "used", "buffers")
 

@@ -11,8 +11,7 @@ import re
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import Array, Ids, column
-from foretell.graph.graph import Graph, matches
+from foretell.graph.graph import Array, Graph, Ids, column, matches
 
 _CONDITION = re.compile(r"([a-z_]+)(!?=)(.+)")
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foretell.graph.columns import Kind, word_of
+from foretell.graph.graph import Kind, word_of
 
 if TYPE_CHECKING:
-    from foretell.graph.columns import Table
-    from foretell.graph.graph import Graph
+    from foretell.graph.graph import Graph, Table
 
 ROWS = 12  # shown of a table
 LONGEST = 60  # letters of a cell

@@ -27,17 +27,17 @@ import numpy as np
 
 from foretell.errors import GraphError, InputError, unknown
 from foretell.graph.build import Builder
-from foretell.graph.columns import (
+from foretell.graph.graph import (
     COLUMNS,
     NONE,
     Array,
     BufferKind,
+    Graph,
     LaneKind,
     Rows,
     WaitKind,
     word_of,
 )
-from foretell.graph.graph import Graph
 from foretell.io import checked
 
 VERSION = 1

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from foretell.graph.columns import NONE, BufferKind, Phase
+from foretell.graph.graph import NONE, BufferKind, Phase
 from foretell.memory.outputs import copied
 from foretell.memory.tape import (
     BY_BLOCK,

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from foretell.graph.columns import NONE, BufferKind, Phase
+from foretell.graph.graph import NONE, BufferKind, Phase
 from foretell.memory.outputs import RULES, broadcast, workspace
 from foretell.memory.recurrent import ALIASES
 from foretell.memory.tape import FLOATS, ITEMS, WIDENED, Call, Dims, Key, Op, Storage

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
-from foretell.graph.columns import NONE, BufferKind, Phase
+from foretell.graph.graph import NONE, BufferKind, Phase
 from foretell.memory.flow import ACCUMULATE, EVALUATE, Flow
 from foretell.memory.tape import BY_BLOCK, FORWARD, Call, Dims, Op, Storage, Tape
 from foretell.operators import having

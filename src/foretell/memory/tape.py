@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import NONE, Array, BufferKind, Phase, word_of
+from foretell.graph.graph import NONE, Array, BufferKind, Phase, word_of
 from foretell.io import decode as decode_json
 from foretell.io import limits
 from foretell.operators import BYTES, FORMATS

@@ -2,10 +2,9 @@
 
 from foretell.plan.check import check
 from foretell.plan.costs import Memory, memory
-from foretell.plan.estimate import Estimate, estimate
-from foretell.plan.file import load, read, save
 from foretell.plan.lower import lower
-from foretell.plan.plan import Plan
+from foretell.plan.plan import Plan, load, read, save
+from foretell.plan.prices import Estimate, estimate
 
 __all__ = [
     "Estimate",

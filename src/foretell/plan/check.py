@@ -21,8 +21,8 @@ from itertools import accumulate, pairwise
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError, unknown
 from foretell.plan.framework import resolved
-from foretell.plan.order import FAMILIES, ONE_CHUNK, SCHEDULES, chunks_of, require_micro_batches
 from foretell.plan.plan import Plan, as_degrees, blocks_of, expert_ranks, micro_samples, segments
+from foretell.plan.program import FAMILIES, ONE_CHUNK, SCHEDULES, chunks_of, require_micro_batches
 from foretell.workload import Workload
 
 AGREED = ("all-reduce", "ps", "sharded", "factors")

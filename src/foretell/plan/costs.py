@@ -1,8 +1,8 @@
 """Prices of checked plans: what layers and stages take, sharded or not, and blocks split into
 stages.
 
-Closed forms (`foretell.plan.estimate`) and graphs (`foretell.plan.lower`) are made of these and of
-what `foretell.plan.estimate` prices.
+Closed forms (`foretell.plan.prices`) and graphs (`foretell.plan.lower`) are made of these and of
+what `foretell.plan.prices` prices.
 
 Unlike blocks partitioned into pipeline stages so that the slowest stage is as fast as can be.
 
@@ -62,8 +62,8 @@ from foretell.plan.layer_cost import (
     shares,
     slowest,
 )
-from foretell.plan.order import chunks_of, in_flight, is_split, key_of
 from foretell.plan.plan import Plan, expert_ranks, levels, stride
+from foretell.plan.program import chunks_of, in_flight, is_split, key_of
 from foretell.workload import Layer, Op, Workload
 from foretell.workload.workload import BYTES, KEPT
 

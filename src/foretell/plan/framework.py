@@ -37,7 +37,8 @@ import numpy.typing as npt
 
 from foretell import portable
 from foretell.cluster import Cluster
-from foretell.cost import host
+from foretell.cost.price import issued as host_issued
+from foretell.cost.price import updated as host_updated
 from foretell.errors import InputError, unknown
 from foretell.plan.plan import Plan
 from foretell.workload.workload import Op
@@ -266,7 +267,7 @@ class Running:
     def issued(self, op: str, is_backward: bool) -> float:
         """Host seconds to issue one kernel; a compiled step issues them from one wrapper."""
         if not self.profile.host:
-            return host.issued("compiled" if self.is_compiled else op, is_backward)
+            return host_issued("compiled" if self.is_compiled else op, is_backward)
         return self.profile.host * (self.profile.compiled_host if self.is_compiled else 1.0)
 
     def replays(self, op: Op, is_block: bool) -> bool:
@@ -285,7 +286,7 @@ class Running:
         is_replayed = self.cuda_graph == "iteration"
         if is_replayed or self.profile.host or self.profile.kernels != "eager":
             return np.zeros_like(tensors)
-        return host.updated(*self.update_by, tensors, self.is_scaled)
+        return host_updated(*self.update_by, tensors, self.is_scaled)
 
     @property
     def is_scaled(self) -> bool:

@@ -1,6 +1,6 @@
 """Cost and memory of one layer on one rank, by phase: kernels, host, communication, activations.
 
-Each kernel is priced at the shape the split leaves (→ `foretell.workload.kernels`), all layouts at
+Each kernel is priced at the shape the split leaves (→ `foretell.workload.workload`), all layouts at
 once. Host and device work at the same time; which of them bounds a layer changes from kernel to
 kernel, so that a phase takes (hostᵖ + deviceᵖ)^(1/p) (→ `phase`), p from the framework's profile.
 Communication of a split tensor delays the next kernel and counts as device time.
@@ -37,16 +37,26 @@ import numpy.typing as npt
 
 from foretell import portable
 from foretell.cluster import Cluster, Device, Level
-from foretell.cost import collective, eight_bits, kernel, limits
-from foretell.cost.limits import passes
+from foretell.cost import collective, eight_bits, kernel
+from foretell.cost.kernel import passes
 from foretell.plan.check import micro_batches
 from foretell.plan.framework import Running, running
-from foretell.plan.order import last_stage
 from foretell.plan.plan import Plan, levels, stride
 from foretell.plan.plan import blocks_of as blocks_of
+from foretell.plan.program import last_stage
 from foretell.workload import Exchange, Layer, Op, Workload
-from foretell.workload.kernels import Call, Calls, calls, in_bf16
-from foretell.workload.workload import BYTES, KEPT, Number, Sizes, Tensor, holds
+from foretell.workload.workload import (
+    BYTES,
+    KEPT,
+    Call,
+    Calls,
+    Number,
+    Sizes,
+    Tensor,
+    calls,
+    holds,
+    in_bf16,
+)
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
@@ -501,7 +511,7 @@ def _summed(
         (c.times + c.launches) * run.issued(c.issue or c.op, phase == BACKWARD)
         for _, phase, c in wanted
     ]
-    spread = limits.slowest_of(cluster.waits_for)
+    spread = kernel.slowest_of(cluster.waits_for)
     slower = _throttled(workload, device, run.formats.compute, wanted, seconds, issued, spread)
     whole = [_empty(len(cells)) for _ in workload.layers]
     for (at, phase, call), took, host in zip(wanted, seconds, issued, strict=True):
@@ -541,13 +551,13 @@ def _throttled(
         many = workload.layers[at].times
         issued += many * host
         if call.op in MATRIX:
-            each = limits.joules(device, format_of(call.op, call.dtype or dtype), power_kind(call))
+            each = kernel.joules(device, format_of(call.op, call.dtype or dtype), power_kind(call))
             matrix += many * took
             energy += many * call.times * each * call.flops
         else:
             rest += many * took
     idle = np.maximum(issued - matrix - rest, 0.0)
-    out: Array = 1 / limits.clock(device, matrix, energy, rest, idle, spread)
+    out: Array = 1 / kernel.clock(device, matrix, energy, rest, idle, spread)
     return out
 
 
@@ -742,7 +752,7 @@ def _behind(ranks: float) -> float:
     """
     if ranks <= NODE:
         return ranks - 1
-    return (NODE - 1) * limits.slowest_of(int(ranks)) / limits.slowest_of(NODE)
+    return (NODE - 1) * kernel.slowest_of(int(ranks)) / kernel.slowest_of(NODE)
 
 
 def _split_rows(exchange: Exchange, cells: Layouts) -> Rows:

@@ -35,7 +35,7 @@ import numpy.typing as npt
 from foretell.cluster import Cluster, Device
 from foretell.cost import collective, kernel
 from foretell.errors import InfeasibleError, InputError, unknown
-from foretell.graph.groups import group_text
+from foretell.graph.graph import group_text
 from foretell.plan.check import (
     Unit,
     agreed,
@@ -56,13 +56,26 @@ from foretell.plan.costs import (
     own_weights,
     trained_tensors,
 )
-from foretell.plan.estimate import rank_update
 from foretell.plan.framework import Running, running
 from foretell.plan.layer_cost import layer_memories, layouts
-from foretell.plan.order import BACKWARD, FORWARD
 from foretell.plan.plan import Plan
-from foretell.plan.prices import PricedStage, StageLayers, priced_stages, seconds_by_layer
-from foretell.plan.program import Buffer, Message, Piece, Program, ResolvedStep, StageTasks
+from foretell.plan.prices import (
+    PricedStage,
+    StageLayers,
+    priced_stages,
+    rank_update,
+    seconds_by_layer,
+)
+from foretell.plan.program import (
+    BACKWARD,
+    FORWARD,
+    Buffer,
+    Message,
+    Piece,
+    Program,
+    ResolvedStep,
+    StageTasks,
+)
 from foretell.workload import Op, Workload
 from foretell.workload.workload import BYTES
 

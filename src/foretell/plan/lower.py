@@ -30,7 +30,7 @@ from foretell.cluster import Cluster, Level
 from foretell.cost import collective
 from foretell.errors import unknown
 from foretell.graph import Graph
-from foretell.graph.groups import group_text
+from foretell.graph.graph import group_text
 from foretell.plan.check import check, micro_batches, settled
 from foretell.plan.costs import (
     Copied,
@@ -40,21 +40,26 @@ from foretell.plan.costs import (
     width,
 )
 from foretell.plan.costs import costs as price_all
-from foretell.plan.estimate import (
+from foretell.plan.layer_cost import Array, layers_of
+from foretell.plan.layer_ranges import GroupStep, has_per_rank_costs
+from foretell.plan.plan import Plan, levels, segments, stride
+from foretell.plan.prices import (
+    PricedStage,
+    StageLayers,
     gradient_shares,
     overlaps,
+    priced_stages,
     reduce_op,
     send_parts,
     send_seconds,
     sends_wait,
     tied_bytes,
+    uneven_stage,
 )
-from foretell.plan.layer_cost import Array, layers_of
-from foretell.plan.layer_ranges import GroupStep, has_per_rank_costs
-from foretell.plan.order import BACKWARD, FORWARD, WEIGHT, chunks_of, last_stage, order
-from foretell.plan.plan import Plan, levels, segments, stride
-from foretell.plan.prices import PricedStage, StageLayers, priced_stages, uneven_stage
 from foretell.plan.program import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT,
     Buffer,
     Message,
     Piece,
@@ -62,7 +67,10 @@ from foretell.plan.program import (
     Program,
     ResolvedStep,
     StageTasks,
+    chunks_of,
+    last_stage,
     lowered,
+    order,
 )
 from foretell.plan.stage_placement import PlacedStep, Prices, as_degrees
 from foretell.workload import Workload

@@ -36,16 +36,24 @@ import numpy as np
 from foretell.cluster import Cluster
 from foretell.cost import collective
 from foretell.errors import InputError, unknown
-from foretell.graph.groups import group_text, ranks_of
+from foretell.graph.graph import group_text, ranks_of
 from foretell.plan.check import layer_reads
 from foretell.plan.costs import ROUNDING, USABLE, Costs, layer_parts
-from foretell.plan.estimate import rank_update
 from foretell.plan.framework import running
 from foretell.plan.layer_cost import blocks_of
-from foretell.plan.order import BACKWARD, FORWARD, WEIGHT
 from foretell.plan.plan import Names, Plan
-from foretell.plan.prices import StageColumns, StageLayers, priced_stages
-from foretell.plan.program import Buffer, Message, Piece, Program, ResolvedStep, StageTasks
+from foretell.plan.prices import StageColumns, StageLayers, priced_stages, rank_update
+from foretell.plan.program import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT,
+    Buffer,
+    Message,
+    Piece,
+    Program,
+    ResolvedStep,
+    StageTasks,
+)
 from foretell.portable import product
 from foretell.workload import Layer, Workload
 from foretell.workload.workload import BYTES

@@ -9,10 +9,10 @@ import math
 from dataclasses import dataclass
 
 from foretell.errors import InputError
-from foretell.graph.groups import group_text, ranks_of
+from foretell.graph.graph import group_text, ranks_of
 from foretell.plan.check import beside_groups, runs
-from foretell.plan.order import is_split
 from foretell.plan.plan import Plan, Segment, segments_of
+from foretell.plan.program import is_split
 
 # what-ifs that have a way to be run; any other changes a prediction only
 RUNNABLE = (

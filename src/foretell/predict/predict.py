@@ -47,7 +47,7 @@ from foretell.plan.lower import is_even, resolution
 from foretell.plan.program import ResolvedStep, lowered
 from foretell.simulate import Timeline, simulate
 from foretell.workload import Workload
-from foretell.workload.kernels import flops
+from foretell.workload.workload import flops
 
 EIGHTY_PERCENT = 1.2815515594457831  # standard deviations that hold 80 % of a normal distribution
 DOUBLINGS = 3.0  # of the number of GPUs beyond what a profile was measured on: as far as it counts

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from foretell.cost.kernel import class_of
-from foretell.cost.measured import TimedOp
+from foretell.cost.price import TimedOp
 
 Tensor = Any
 Sizes = dict[str, float]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.graph.columns import NONE
+from foretell.graph.graph import NONE
 from foretell.io import write_atomically
 from foretell.simulate.memory import memory
 from foretell.simulate.timeline import WHY, Timeline

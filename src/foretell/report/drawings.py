@@ -15,8 +15,7 @@ from msgspec.structs import asdict
 
 from foretell.cluster import Cluster
 from foretell.errors import InputError
-from foretell.graph.columns import Kind, Phase
-from foretell.graph.groups import ranks_of
+from foretell.graph.graph import Kind, Phase, ranks_of
 from foretell.plan import Plan
 from foretell.plan.check import runs
 from foretell.report import words

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.graph.columns import Array, BufferKind, Phase, word_of
+from foretell.graph.graph import Array, BufferKind, Phase, word_of
 from foretell.report import words
 from foretell.simulate.memory import Memory, held_by_kind, held_of, memory
 from foretell.simulate.timeline import DEVICE, Timeline

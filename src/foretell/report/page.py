@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.graph.columns import COLUMNS, NONE, Array, LaneKind, word_of
+from foretell.graph.graph import COLUMNS, NONE, Array, LaneKind, word_of
 from foretell.io import write_atomically
 from foretell.report.memory import curves
 from foretell.report.summary import (

@@ -7,9 +7,17 @@ from typing import Any
 import numpy as np
 
 from foretell.cluster import Cluster
-from foretell.graph.columns import COLUMNS, NONE, Array, Kind, LaneKind, Source, word_of
-from foretell.graph.graph import Graph
-from foretell.graph.groups import group_text
+from foretell.graph.graph import (
+    COLUMNS,
+    NONE,
+    Array,
+    Graph,
+    Kind,
+    LaneKind,
+    Source,
+    group_text,
+    word_of,
+)
 from foretell.report import words
 from foretell.report.words import table
 from foretell.simulate.memory import held_by_kind, memory

@@ -36,15 +36,15 @@ import numpy as np
 from foretell import spec
 from foretell.cluster import Cluster, Device
 from foretell.errors import ForetellError, InfeasibleError, InputError, unknown
-from foretell.graph.groups import ranks_of
+from foretell.graph.graph import ranks_of
 from foretell.plan import Plan
 from foretell.plan.check import branches, check
 from foretell.plan.costs import USABLE, costs, with_cuts
 from foretell.plan.framework import framework_of, resolved, slowdown
 from foretell.plan.layer_cost import Array
 from foretell.plan.layer_cost import layouts as columns
-from foretell.plan.order import FAMILIES
 from foretell.plan.plan import OWN, segments
+from foretell.plan.program import FAMILIES
 from foretell.plan.unsupported import unsupported
 from foretell.predict import Prediction
 from foretell.predict.predict import EIGHTY_PERCENT

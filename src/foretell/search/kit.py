@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.graph import Graph
-from foretell.graph.groups import group_text, ranks_of
+from foretell.graph.graph import group_text, ranks_of
 from foretell.graph.show import span
 from foretell.plan import Plan, lower
 from foretell.plan.program import lowered

@@ -47,12 +47,11 @@ from foretell.plan.costs import (
     stage,
     stage_memory,
 )
-from foretell.plan.estimate import reducing, reduction, tied_bytes, updating
 from foretell.plan.framework import resolved, slowdown
 from foretell.plan.layer_cost import Array, layouts
-from foretell.plan.order import last_stage
 from foretell.plan.plan import Segment, blocks_of, micro_samples, segments, written
-from foretell.plan.prices import unlike_replicas
+from foretell.plan.prices import reducing, reduction, tied_bytes, unlike_replicas, updating
+from foretell.plan.program import last_stage
 from foretell.workload import Workload
 
 SLACK_OF_KINDS = (1.0, 1.05, 1.15, 1.3, 1.6)  # of the least bottleneck

@@ -23,9 +23,7 @@ from foretell.errors import ForetellError, InputError
 from foretell.io import read_json, write_text
 from foretell.plan import Plan
 from foretell.plan.check import check, micro_batches, settled
-from foretell.plan.estimate import estimate
 from foretell.plan.framework import framework_of
-from foretell.plan.order import FAMILIES, ONE_CHUNK
 from foretell.plan.plan import (
     Segment,
     as_degrees,
@@ -34,6 +32,8 @@ from foretell.plan.plan import (
     segments,
     written,
 )
+from foretell.plan.prices import estimate
+from foretell.plan.program import FAMILIES, ONE_CHUNK
 from foretell.predict import Prediction, predict, predict_many
 from foretell.search.oracle.space import at_least
 from foretell.search.partition import Mesh, Partitioner, divisors, rows_of

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import NONE, Array
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Array, Graph
 from foretell.simulate.timeline import Timeline
 
 

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from foretell.errors import unknown
-from foretell.graph.columns import NONE, Array
-from foretell.graph.graph import Graph
-from foretell.graph.wiring import Wiring, wiring
+from foretell.graph.build import Wiring, wiring
+from foretell.graph.graph import NONE, Array, Graph
 from foretell.simulate.readable import ARRIVE, TaskTimes, simulate_readable
 from foretell.simulate.timeline import Timeline, timeline
 

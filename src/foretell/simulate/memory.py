@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretell.graph.columns import NONE, Array, BufferKind, word_of
+from foretell.graph.graph import NONE, Array, BufferKind, word_of
 from foretell.simulate.timeline import Timeline
 
 

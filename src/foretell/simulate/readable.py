@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretell.graph.columns import NONE, Array
-from foretell.graph.graph import Graph
-from foretell.graph.wiring import wiring
+from foretell.graph.build import wiring
+from foretell.graph.graph import NONE, Array, Graph
 
 END, FREE, ARRIVE = 0, 1, 2  # what can happen: a task ends, its lanes are free, a wait is over
 NOTHING, WAIT, LANE = 0, 1, 2  # what let a task start

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from foretell.graph.columns import NONE, Array
-from foretell.graph.graph import Graph
-from foretell.graph.wiring import wiring
+from foretell.graph.build import wiring
+from foretell.graph.graph import NONE, Array, Graph
 from foretell.simulate.engine import empty_state, fixed, is_ordered, rows_of, simulate_from, sweep
 from foretell.simulate.readable import TaskTimes
 from foretell.simulate.timeline import Timeline

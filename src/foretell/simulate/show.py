@@ -10,7 +10,7 @@ from html import escape
 
 import numpy as np
 
-from foretell.graph.columns import NONE, Array, Kind, word_of
+from foretell.graph.graph import NONE, Array, Kind, word_of
 from foretell.graph.show import headed, html_table, span
 from foretell.simulate.timeline import Timeline, breakdown
 

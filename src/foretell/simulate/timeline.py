@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import NONE, Array, Kind, frozen
-from foretell.graph.graph import Graph, Task
+from foretell.graph.graph import NONE, Array, Graph, Kind, Task, frozen
 from foretell.simulate.readable import LANE, NOTHING, WAIT, TaskTimes
 
 WHY = {NOTHING: "the beginning", WAIT: "waited for", LANE: "lane was taken by"}

@@ -266,8 +266,7 @@ def choices() -> dict[str, Any]:
     from foretell.cluster import names as clusters
     from foretell.cluster.read import devices
     from foretell.plan.export import EXPORTS
-    from foretell.workload.config import published
-    from foretell.workload.models import FAMILIES, NAMED
+    from foretell.workload.load import FAMILIES, NAMED, published
 
     gpus = [name for name, device in devices().items() if device.vendor != "cpu"]
     machines = [name for name in clusters() if name not in devices()]
@@ -289,7 +288,7 @@ def _does(spec: str) -> str:
 
 
 def _sizes(name: str) -> list[dict[str, Any]]:
-    from foretell.workload.models import family
+    from foretell.workload.load import family
 
     fields = {f.name: f for f in dataclasses.fields(typing.cast("Any", family(name)))}
     found = []
@@ -309,7 +308,7 @@ def _field(name: str) -> dict[str, Any]:
     """A field of a plan: a number, a choice or a tick, and its plain value."""
     from foretell.plan import Plan
     from foretell.plan.framework import PRECISIONS
-    from foretell.plan.order import FAMILIES
+    from foretell.plan.program import FAMILIES
 
     default = getattr(Plan(), name)
     options: Sequence[str] = ()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from foretell.cluster.toml import read
+from foretell.cluster.read import read_cluster as read
 from foretell.errors import InputError
 from foretell.report import words
 

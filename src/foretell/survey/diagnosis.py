@@ -17,8 +17,7 @@ from foretell.advise import Advice, Recommendations, Step
 from foretell.baseline import shares
 from foretell.cluster.node import Device
 from foretell.errors import ForetellError
-from foretell.graph.columns import Array, Kind, Phase, word_of
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Array, Graph, Kind, Phase, word_of
 from foretell.report import words
 from foretell.simulate import Timeline
 from foretell.simulate.timeline import COMMUNICATION, DEVICE, union

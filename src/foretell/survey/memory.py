@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.graph.columns import NONE, Array, BufferKind, Phase, word_of
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Array, BufferKind, Graph, Phase, word_of
 from foretell.memory.tape import Occupancy
 from foretell.report.memory import HOLDERS, curve
 from foretell.whatif.memory_effect import held

@@ -9,9 +9,7 @@ import numpy as np
 
 from foretell.cluster import Cluster
 from foretell.errors import ForetellError
-from foretell.graph.columns import Array, Kind
-from foretell.graph.graph import Graph
-from foretell.graph.groups import ranks_of
+from foretell.graph.graph import Array, Graph, Kind, ranks_of
 from foretell.report import words
 from foretell.simulate import Timeline
 from foretell.simulate.timeline import (

@@ -9,10 +9,9 @@ import numpy as np
 
 from foretell.cluster.node import FORMATS, Device
 from foretell.cost.aten import Kernel
+from foretell.cost.kernel import parse_shape as parse
 from foretell.cost.kernel import visible
-from foretell.cost.shape import parse
-from foretell.graph.columns import NONE, Array, Dtype, Kind, Phase, word_of
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Array, Dtype, Graph, Kind, Phase, word_of
 from foretell.operators import SIZES
 from foretell.whatif.calls import launch_of, operators
 from foretell.whatif.kernel_request import asked as requested

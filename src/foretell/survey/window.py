@@ -13,8 +13,7 @@ import numpy as np
 
 from foretell.advise import Step
 from foretell.graph.build import replicate
-from foretell.graph.columns import NONE, Array
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Array, Graph
 from foretell.report.page import Line
 from foretell.report.summary import split
 from foretell.simulate import Timeline, simulate

@@ -26,7 +26,7 @@ from foretell.graph import (
     WaitKind,
     edges,
 )
-from foretell.graph.columns import Array
+from foretell.graph.graph import Array
 from foretell.trace import wire
 from foretell.trace.words import Texts, canonical, graph_of_rows
 

@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Raw
 
 from foretell.errors import InputError
-from foretell.graph.columns import Array
+from foretell.graph.graph import Array
 from foretell.io import limits, too_large
 from foretell.trace.source import Member
 

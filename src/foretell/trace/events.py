@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import Array
+from foretell.graph.graph import Array
 from foretell.trace.decode import NO_ARGS, NO_ID, Args, Around, Event, Id, Opened, Seen, batches
 from foretell.trace.runs import median
 

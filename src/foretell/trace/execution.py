@@ -17,8 +17,7 @@ import numpy as np
 
 from foretell.errors import InputError
 from foretell.graph import Graph, Kind, LaneKind, Phase, WaitKind, edges
-from foretell.graph.columns import Array
-from foretell.graph.groups import group_text
+from foretell.graph.graph import Array, group_text
 from foretell.operators import having
 from foretell.trace.words import (
     RangeKind,

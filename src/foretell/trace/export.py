@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from foretell.graph import Graph, Held, Kind
-from foretell.graph.columns import NONE, Array
-from foretell.graph.wiring import wiring
+from foretell.graph.build import wiring
+from foretell.graph.graph import NONE, Array
 from foretell.io import write_atomically
 from foretell.trace import wire
 from foretell.trace.chakra import COLLECTIVE, COLLECTIVES, COMM, COMPUTE, RECEIVE, SEND, Field

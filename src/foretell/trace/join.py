@@ -24,7 +24,7 @@ from foretell.graph import (
     assemble,
     edges,
 )
-from foretell.graph.columns import NONE, Array
+from foretell.graph.graph import NONE, Array
 from foretell.trace.step.compose import Part
 from foretell.trace.words import Texts
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.graph.columns import NONE, Array, Kind, Phase, WaitKind
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Array, Graph, Kind, Phase, WaitKind
 from foretell.memory.read import tape_of
 from foretell.memory.tape import FACT, Call, encode
 from foretell.trace.events import Events, What

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from foretell.graph import Kind
-from foretell.graph.columns import Array
-from foretell.graph.groups import ranks_of
+from foretell.graph.graph import Array, ranks_of
 from foretell.trace.step.compose import Part
 from foretell.trace.words import Texts
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from foretell.errors import InputError
 from foretell.graph import Graph, Kind, LaneKind, concat
-from foretell.graph.columns import NONE, Array, frozen
+from foretell.graph.graph import NONE, Array, frozen
 from foretell.trace.decode import FORMS, Opened, opened
 from foretell.trace.events import Events, What, read_events
 from foretell.trace.join import Whole, graph_of, whole

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from foretell.graph.columns import Array
+from foretell.graph.graph import Array
 
 
 def runs(key: Array) -> Iterator[tuple[int, int]]:

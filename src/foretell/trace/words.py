@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from foretell.graph import Dtype, Edges, Graph, Kind, LaneKind, Lanes, Names, assemble
-from foretell.graph.columns import Array, word_of
+from foretell.graph.graph import Array, word_of
 from foretell.operators import FORMATS, SIZES, having
 
 

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import NONE, Array, Ids, Kind, Phase
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Array, Graph, Ids, Kind, Phase
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.bucket_copies import KERNEL, first_of_update, host_op, memory_rate

@@ -22,11 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foretell.cost.aten import read
-from foretell.cost.limits import passes
+from foretell.cost.kernel import passes
 from foretell.errors import InputError
-from foretell.graph.columns import Array, Dtype, Kind, Phase, word_of
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Array, Dtype, Graph, Kind, Phase, word_of
 from foretell.memory import change as memory
 from foretell.memory.change import Cast
 from foretell.memory.tape import FORWARD, Tape

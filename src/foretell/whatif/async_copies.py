@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretell.cost.formulas import COPY_START
-from foretell.graph.columns import NONE, Array, Kind
+from foretell.cost.price import COPY_START
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph, matches
+from foretell.graph.graph import NONE, Array, Graph, Kind, matches
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import issued, launch_of, usual_launch
 from foretell.whatif.machine import bus_rate, copies

@@ -22,9 +22,8 @@ from functools import lru_cache
 import numpy as np
 
 from foretell.cost.aten import Call, read
-from foretell.cost.shape import is_call
-from foretell.graph.columns import Array, Kind, Phase
-from foretell.graph.graph import Graph
+from foretell.cost.kernel import is_call
+from foretell.graph.graph import Array, Graph, Kind, Phase
 from foretell.memory.change import Autocast, Cast, Decision
 from foretell.memory.tape import FORWARD, Tape
 from foretell.operators import PRODUCTS, having

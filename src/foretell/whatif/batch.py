@@ -22,9 +22,8 @@ import numpy as np
 
 from foretell import portable
 from foretell.errors import InputError
-from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Array, Graph, Kind, Phase
 from foretell.memory.tape import Tape, resized
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import issued, launch_of, operators, usual_launch

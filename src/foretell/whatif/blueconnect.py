@@ -16,9 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import Array
-from foretell.graph.graph import Graph
-from foretell.graph.groups import group_text
+from foretell.graph.graph import Array, Graph, group_text
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.collective_cost import Wires, wires
 from foretell.whatif.exchange import existing, group_of

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from foretell.cluster.read import devices
-from foretell.graph.columns import NONE, Ids, Kind, Phase, WaitKind
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Graph, Ids, Kind, Phase, WaitKind
 from foretell.whatif.base import Setting
 from foretell.whatif.gradients import Gradients, compute_lane, exchanged
 from foretell.whatif.parameters import PACK, UNPACK, backward_ends, in_order

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretell.cost.limits import passes
-from foretell.graph.columns import NONE, Array, Kind, LaneKind, Phase, WaitKind
+from foretell.cost.kernel import passes
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Array, Graph, Kind, LaneKind, Phase, WaitKind
 from foretell.trace.operators import is_call, operators
 
 __all__ = ["host_of", "is_call", "issued", "kernels_of", "launch_of", "operators", "ops_of"]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretell.graph.columns import Dtype, word_of
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Dtype, Graph, word_of
 from foretell.memory import change as memory
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf

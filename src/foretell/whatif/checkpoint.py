@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Array, Graph, Kind, Phase
 from foretell.memory import change
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf

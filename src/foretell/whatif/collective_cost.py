@@ -22,9 +22,7 @@ import numpy as np
 from foretell.cluster import Cluster, Level, load
 from foretell.cost.collective import price
 from foretell.errors import InputError
-from foretell.graph.columns import Array, Kind, Source
-from foretell.graph.graph import Graph
-from foretell.graph.groups import ranks_of
+from foretell.graph.graph import Array, Graph, Kind, Source, ranks_of
 from foretell.whatif.base import Setting
 
 # Seconds before the first byte moves: NCCL's launch and its first hops within a node; the constants

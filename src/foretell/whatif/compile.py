@@ -19,11 +19,9 @@ import numpy as np
 
 from foretell import portable
 from foretell.cost.aten import read
-from foretell.cost.limits import passes
-from foretell.cost.shape import is_call
-from foretell.graph.columns import NONE, Array, Kind, Phase
+from foretell.cost.kernel import is_call, passes
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Array, Graph, Kind, Phase
 from foretell.memory import change as memory
 from foretell.memory.tape import Tape
 from foretell.whatif.autocast import is_narrow

@@ -26,12 +26,12 @@ import numpy as np
 from foretell.cluster.node import Device
 from foretell.cost import kernel as kernels
 from foretell.cost.aten import read
-from foretell.cost.limits import passes
+from foretell.cost.kernel import parse_shape as parse
+from foretell.cost.kernel import passes
+from foretell.cost.kernel import write_shape as write
 from foretell.cost.ratios import Way
-from foretell.cost.shape import parse, write
-from foretell.graph.columns import Array, Dtype, Kind, LaneKind, word_of
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Array, Dtype, Graph, Kind, LaneKind, word_of
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import kernels_of
 from foretell.whatif.kernel_request import asked

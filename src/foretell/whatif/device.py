@@ -19,8 +19,7 @@ from foretell.cluster.node import Device
 from foretell.cluster.read import cables
 from foretell.cost import kernel as kernels
 from foretell.cost.aten import Kernel
-from foretell.graph.columns import Array, Dtype, Source, word_of
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Array, Dtype, Graph, Source, word_of
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.kernel_request import asked
 from foretell.whatif.machine import copies, device_named, device_of

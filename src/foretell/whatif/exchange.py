@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretell.graph.columns import NONE, Array, Ids, Kind, LaneKind
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
-from foretell.graph.groups import group_text, ranks_of
+from foretell.graph.graph import NONE, Array, Graph, Ids, Kind, LaneKind, group_text, ranks_of
 from foretell.whatif.base import DoesNotApply
 from foretell.whatif.bucket_copies import Ready, picked_up
 from foretell.whatif.collective_cost import Wires

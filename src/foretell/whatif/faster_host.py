@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import Kind
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Graph, Kind
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 
 ON_HOST = (Kind.HOST, Kind.LOAD, Kind.SYNC)

@@ -19,10 +19,9 @@ import numpy as np
 
 from foretell.cluster.node import Device
 from foretell.cost import kernel as kernels
-from foretell.cost.shape import write
-from foretell.graph.columns import Array, Dtype, Kind, Phase, word_of
+from foretell.cost.kernel import write_shape as write
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Array, Dtype, Graph, Kind, Phase, word_of
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import kernels_of, launch_of, operators, ops_of

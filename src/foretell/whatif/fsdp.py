@@ -17,10 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import NONE, BufferKind, Kind, Phase
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
-from foretell.graph.groups import group_text
+from foretell.graph.graph import NONE, BufferKind, Graph, Kind, Phase, group_text
 from foretell.memory.tape import Tape
 from foretell.whatif.base import Setting, WhatIf
 from foretell.whatif.batch import FLOOR

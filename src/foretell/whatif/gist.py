@@ -15,11 +15,10 @@ import numpy as np
 
 from foretell.cluster.node import Device
 from foretell.cost import kernel as kernels
-from foretell.cost.shape import write
+from foretell.cost.kernel import write_shape as write
 from foretell.errors import InputError
-from foretell.graph.columns import NONE, Array, Dtype, Kind, Phase, word_of
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Array, Dtype, Graph, Kind, Phase, word_of
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import hooked, issued, kernels_of, launch_of, ops_of

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretell.graph.columns import Array, BufferKind, Ids, Kind, LaneKind, Phase, WaitKind
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Array, BufferKind, Graph, Ids, Kind, LaneKind, Phase, WaitKind
 from foretell.whatif.base import DoesNotApply
 from foretell.whatif.parameters import (
     PACK,

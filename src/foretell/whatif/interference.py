@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretell.graph.columns import Array, Ids, Kind, LaneKind
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Array, Graph, Ids, Kind, LaneKind
 
 TAKES = 0.189
 

@@ -10,9 +10,9 @@ from functools import lru_cache
 
 from foretell.cost.aten import Call, Dims, Kernel, kernels
 from foretell.cost.aten import read as inputs_of
-from foretell.cost.kernel import class_of
-from foretell.cost.shape import is_call, write
-from foretell.cost.shape import parse as parse_shape
+from foretell.cost.kernel import class_of, is_call
+from foretell.cost.kernel import parse_shape as parse_shape
+from foretell.cost.kernel import write_shape as write
 
 # Until torch 1.10 the two gradients of a convolution were operators of their own.
 _GRADIENTS = {

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import Array, Kind, LaneKind
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph, matches
+from foretell.graph.graph import Array, Graph, Kind, LaneKind, matches
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.machine import copies
 

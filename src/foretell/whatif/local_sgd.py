@@ -11,10 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import Ids, Kind
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
-from foretell.graph.groups import group_text
+from foretell.graph.graph import Graph, Ids, Kind, group_text
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.collective_cost import wires
 from foretell.whatif.data_parallel import check_ranks

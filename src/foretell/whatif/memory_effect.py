@@ -15,9 +15,8 @@ from functools import lru_cache
 import numpy as np
 
 from foretell.cost.aten import read
-from foretell.cost.shape import is_call
-from foretell.graph.columns import NONE, Array, BufferKind, Phase
-from foretell.graph.graph import Graph
+from foretell.cost.kernel import is_call
+from foretell.graph.graph import NONE, Array, BufferKind, Graph, Phase
 from foretell.memory.tape import (
     FACT,
     Occupancy,

@@ -18,10 +18,9 @@ import numpy as np
 
 from foretell.cluster.node import Device
 from foretell.cost import kernel as kernels
-from foretell.cost.shape import write
-from foretell.graph.columns import Array, Dtype, Phase, word_of
+from foretell.cost.kernel import write_shape as write
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Array, Dtype, Graph, Phase, word_of
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import host_of, issued, kernels_of, ops_of
 from foretell.whatif.kernel_request import sizes_of

@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import Array, Ids, Kind
-from foretell.graph.graph import Graph
-from foretell.graph.groups import ranks_of
+from foretell.graph.graph import Array, Graph, Ids, Kind, ranks_of
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.collective_cost import START, Wires, wires
 

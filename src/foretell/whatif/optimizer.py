@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from foretell.cost.host import constants, updated
-from foretell.graph.columns import Array, Kind, Phase
+from foretell.cost.price import constants, updated
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Array, Graph, Kind, Phase
 from foretell.memory import change
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf

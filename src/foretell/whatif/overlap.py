@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretell.graph.columns import Ids, Kind, Phase
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Graph, Ids, Kind, Phase
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.bucket_copies import memory_rate
 from foretell.whatif.collective_cost import wires

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import Array
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Array, Graph
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.collective_cost import wires

@@ -19,10 +19,8 @@ from typing import Any
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import NONE, Array, Ids, Kind, LaneKind, Phase
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
-from foretell.graph.groups import group_text
+from foretell.graph.graph import NONE, Array, Graph, Ids, Kind, LaneKind, Phase, group_text
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.collective_cost import START, Wires, wires

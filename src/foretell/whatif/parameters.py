@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretell.graph.columns import Array, Dtype, Ids, Kind, Phase
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Array, Dtype, Graph, Ids, Kind, Phase
 
 PACK, UNPACK = "bucket_pack", "bucket_unpack"  # ops of the copies into and out of buckets
 CAST_WEIGHT = "cast_weight"  # op of autocast's casts of parameters, inserted by `amp`

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretell.cost.limits import passes
+from foretell.cost.kernel import passes
 from foretell.errors import InputError
-from foretell.graph.columns import Array
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Array, Graph
 from foretell.memory.tape import Tape
 from foretell.whatif.base import Setting, WhatIf
 from foretell.whatif.bucket_copies import KERNEL, memory_rate

@@ -14,10 +14,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from foretell.cost.limits import passes
+from foretell.cost.kernel import passes
 from foretell.errors import InputError
-from foretell.graph.columns import Array
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Array, Graph
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import burden, host_of, kernels_of, ops_of
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import NONE, Array, Kind, WaitKind
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Array, Graph, Kind, WaitKind
 from foretell.graph.select import chosen
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 

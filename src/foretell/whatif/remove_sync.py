@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from foretell.graph.columns import Array, Kind
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph, matches
+from foretell.graph.graph import Array, Graph, Kind, matches
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 
 ON_HOST = (Kind.HOST, Kind.LOAD, Kind.SYNC)

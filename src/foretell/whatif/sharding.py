@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from foretell.graph.columns import NONE, Array, Ids, Kind, Phase
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
-from foretell.graph.groups import group_text
+from foretell.graph.graph import NONE, Array, Graph, Ids, Kind, Phase, group_text
 from foretell.whatif.base import DoesNotApply
 from foretell.whatif.bucket_copies import KERNEL, first_of_update, host_op, launch_calls
 from foretell.whatif.collective_cost import Wires

@@ -13,8 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from foretell.graph.columns import NONE, Array
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Array, Graph
 from foretell.whatif.gradients import Gradients, compute_lane
 
 # The relative spread that makes the median of 11 published scaling rows right, ResNet-50 on 2 to 16

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from foretell.graph.columns import NONE, Array, Ids, Kind
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Array, Graph, Ids, Kind
 from foretell.whatif.bucket_copies import first_of_update, launch_calls
 from foretell.whatif.exchange import comm_lane
 from foretell.whatif.gradients import compute_lane

@@ -25,12 +25,11 @@ import numpy as np
 
 from foretell import portable
 from foretell.cost.aten import RULES, Call, is_cudnn_order, is_cudnn_transposed, read
-from foretell.cost.limits import passes
+from foretell.cost.kernel import is_call, passes
+from foretell.cost.kernel import parse_shape as parse
 from foretell.cost.ratios import Times, Way, ratios, times
-from foretell.cost.shape import is_call, parse
-from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Array, Graph, Kind, Phase
 from foretell.operators import PRODUCTS, having
 from foretell.whatif.base import DoesNotApply, Setting
 from foretell.whatif.calls import launch_of, operators

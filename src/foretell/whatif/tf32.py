@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretell.graph.columns import Dtype
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Dtype, Graph
 from foretell.memory import change as memory
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf

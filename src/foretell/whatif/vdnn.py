@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from foretell.cost.formulas import COPY_START
-from foretell.graph.columns import NONE, Array, Kind, Phase
+from foretell.cost.price import COPY_START
 from foretell.graph.edit import Edit
-from foretell.graph.graph import Graph
+from foretell.graph.graph import NONE, Array, Graph, Kind, Phase
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import hooked, issued, kernels_of, launch_of, ops_of, usual_launch

@@ -9,8 +9,7 @@
 from typing import TYPE_CHECKING
 
 from foretell.lazy import lazy
-from foretell.workload.load import load
-from foretell.workload.models import FAMILIES
+from foretell.workload.load import FAMILIES, load
 from foretell.workload.workload import Exchange, Layer, Op, Tensor, Workload
 
 if TYPE_CHECKING:

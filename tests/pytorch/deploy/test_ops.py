@@ -17,7 +17,7 @@ from foretell.cli.main import foretell  # noqa: E402
 from foretell.cluster import load as load_cluster  # noqa: E402
 from foretell.errors import InputError  # noqa: E402
 from foretell.plan import Plan, read  # noqa: E402
-from foretell.plan.file import given, made_for, named_ops, op_names  # noqa: E402
+from foretell.plan.plan import given, made_for, named_ops, op_names  # noqa: E402
 from foretell.plan.unsupported import unsupported  # noqa: E402
 from foretell.pytorch.capture import capture  # noqa: E402
 from foretell.pytorch.deploy import deploy  # noqa: E402

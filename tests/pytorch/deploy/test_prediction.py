@@ -18,11 +18,11 @@ from torch import nn
 
 from foretell.cli.run import _beside, _predicted
 from foretell.cluster import Calibration
-from foretell.cluster.levels import Message
+from foretell.cluster.node import Message
 from foretell.cluster.read import load, loads
 from foretell.cluster.write import text as cluster_file
 from foretell.cost import collective, kernel
-from foretell.cost.measured import TimedOp, TimedOps
+from foretell.cost.price import TimedOp, TimedOps
 from foretell.plan import Plan
 from foretell.predict import predict
 from foretell.pytorch import timed

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import (
 )
 
 from foretell.cost.aten import kernels
-from foretell.cost.shape import parse
+from foretell.cost.kernel import parse_shape as parse
 from foretell.graph import Graph, Kind
 from foretell.pytorch.capture import capture
 from foretell.pytorch.capture.step import Step, fake_optimizer, settle

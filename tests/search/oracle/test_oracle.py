@@ -9,7 +9,7 @@ from foretell.api import oracle
 from foretell.cluster import load as machines
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import check, read
-from foretell.plan.estimate import estimate
+from foretell.plan.prices import estimate
 from foretell.predict import predict
 from foretell.search.oracle import (
     Space,

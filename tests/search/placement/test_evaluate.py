@@ -11,10 +11,8 @@ from foretell.cluster import load as machines
 from foretell.plan import Plan
 from foretell.plan import memory as plan_memory
 from foretell.predict import predict
-from foretell.search.placement import evaluate, lowering
-from foretell.search.placement.baselines import drawn, every
-from foretell.search.placement.evaluate import Evaluator, bound, graph, memory
-from foretell.search.placement.evaluate import shares as dealt_out
+from foretell.search.placement import lowering, search
+from foretell.search.placement.planner import drawn, every
 from foretell.search.placement.problem import (
     ALL_REDUCE,
     EVEN,
@@ -29,6 +27,8 @@ from foretell.search.placement.problem import (
     problem,
     uniform,
 )
+from foretell.search.placement.search import Evaluator, bound, graph, memory
+from foretell.search.placement.search import shares as dealt_out
 from foretell.simulate import simulate
 from foretell.workload import load
 
@@ -169,7 +169,7 @@ def test_whole_samples_are_shared_as_well_as_can_be(ranks, batch, data):
         slopes
     )
     lines = (np.zeros(len(ranks)), np.array(slopes, float), np.array(ranks, float))
-    _, least = evaluate.ratios(*lines, batch)
+    _, least = search.ratios(*lines, batch)
     assert least <= took + 1e-6
 
 
@@ -186,7 +186,7 @@ def shares(ranks, slopes, batch):
         ranks=np.array(ranks), batch=batch,
     )  # fmt: skip
     cost = np.outer(np.array(slopes, float), np.arange(batch + 1))
-    return evaluate.balanced(t, 0, cost, np.full(n, batch)).tolist()
+    return search.balanced(t, 0, cost, np.full(n, batch)).tolist()
 
 
 def test_what_was_simulated_is_not_simulated_again(vgg):

@@ -11,11 +11,25 @@ from foretell.cluster import load as machines
 from foretell.plan.layer_ranges import FactorMatmul, gathered
 from foretell.plan.unsupported import unsupported
 from foretell.predict import predict
-from foretell.search.placement import factors
-from foretell.search.placement.evaluate import Evaluator
-from foretell.search.placement.factors import Node, Wire, brute, closed_form, solve, value
 from foretell.search.placement.planner import plan_of
-from foretell.search.placement.problem import ALL_REDUCE, FACTORS, Action, problem, uniform
+from foretell.search.placement.problem import (
+    ALL_REDUCE,
+    FACTORS,
+    Action,
+    Node,
+    Wire,
+    brute,
+    closed_form,
+    problem,
+    program,
+    recomputing,
+    refined,
+    solve,
+    uniform,
+    value,
+    weights_of,
+)
+from foretell.search.placement.search import Evaluator
 from foretell.workload import load
 
 seconds = st.integers(0, 50).map(lambda n: n / 1000)
@@ -53,7 +67,7 @@ def test_on_traffic_alone_the_program_says_what_the_closed_form_says(rows, n1, n
     laws = np.zeros((5, 1, 3))
     laws[0, 0, 1], laws[4, 0, 1] = 2 * ring * 1e-9, ring * 1e-9
     w = FactorMatmul("w", n1, n2, 1.0, n1 * n2)
-    nodes, wires = factors.program([w], laws, rows, 4.0, [0.0])
+    nodes, wires = program([w], laws, rows, 4.0, [0.0])
     assert (value(nodes, wires, frozenset("w")) < 0) == closed_form(rows, n1, n2)
 
 
@@ -97,7 +111,7 @@ def test_recomputed_factors_are_chosen_as_well_as_by_trying_all(weights, batch, 
     upstream = {f"forward of {w.maker}": slow for w in weights if w.maker in names}
     upstream |= {f"backward of {w.reader}": slow for w in weights if w.reader in names}
     again = [slow * batch] * len(weights)
-    nodes, wires = factors.program(weights, laws, batch, 1.0, again, upstream)
+    nodes, wires = program(weights, laws, batch, 1.0, again, upstream)
     everything = [*names, *upstream]
     least = min(
         taken(weights, batch, again, upstream, {*some})
@@ -106,7 +120,7 @@ def test_recomputed_factors_are_chosen_as_well_as_by_trying_all(weights, batch, 
     )
     found = solve(nodes, wires)
     assert taken(weights, batch, again, upstream, found) == pytest.approx(least, abs=1e-8)
-    sent = [factors.recomputing(w, found) for w in weights if w.name in found]
+    sent = [recomputing(w, found) for w in weights if w.name in found]
     assert all(w.maker or "input" not in w.recomputes for w in sent)
 
 
@@ -115,7 +129,7 @@ def test_recomputing_what_makes_a_factor_can_pay():
     plain = uniform(alexnet, Action(0, ALL_REDUCE))
     steps, plans = [], []
     for recompute in (False, True):
-        one, placement = factors.refined(alexnet, plain, recompute=recompute)
+        one, placement = refined(alexnet, plain, recompute=recompute)
         steps.append(Evaluator(one).seconds(placement))
         plans.append(plan_of(one, placement))
     assert steps[1] < 0.9 * steps[0]
@@ -126,7 +140,7 @@ def test_recomputing_what_makes_a_factor_can_pay():
 
 
 def test_a_factor_behind_dropout_is_gathered():
-    head = {w.name: w for _, w in factors.weights_of(*_layers("alexnet:batch=2"))}
+    head = {w.name: w for _, w in weights_of(*_layers("alexnet:batch=2"))}
     first, second, third = head["head/fc3"], head["head/fc10"], head["head/fc16"]
     assert (first.maker, second.maker, third.maker) == ("", "", "head/fc10")
     assert (first.reader, second.reader, third.reader) == ("head/fc10", "head/fc16", "")
@@ -152,7 +166,7 @@ def test_factors_pay_for_the_wide_layers_of_vgg(vgg):
 def test_the_program_never_makes_a_step_slower(vgg):
     for way in (ALL_REDUCE, FACTORS):
         before = uniform(vgg, Action(0, way))
-        one, after = factors.refined(vgg, before)
+        one, after = refined(vgg, before)
         assert Evaluator(one).seconds(after) <= Evaluator(vgg).seconds(before) * (1 + 1e-9)
 
 
@@ -163,7 +177,7 @@ def test_with_many_rows_there_are_no_factors():
 
 
 def test_bytes_of_factors_are_counted_for_all_rows(vgg):
-    found = factors.weights_of(vgg.workload, vgg.groups)
+    found = weights_of(vgg.workload, vgg.groups)
     g, w = next((g, w) for g, w in found if w.name == "head/fc2")
     assert (w.n1, w.n2) == (25088, 4096)
     assert vgg.tables.factors[0, g] >= 4 * (w.n1 + w.n2)
@@ -173,7 +187,7 @@ def test_an_input_that_several_matmuls_read_is_gathered_once():
     bert = problem(load("bert:batch=1,seq=128"), machines("heterog-8"))
     q, k, v = (
         w
-        for _, w in factors.weights_of(bert.workload, bert.groups)
+        for _, w in weights_of(bert.workload, bert.groups)
         if w.name in {f"block.0/{name}" for name in ("query", "key", "value")}
     )
     assert q.source == k.source == v.source == "block.0/query"
@@ -183,5 +197,5 @@ def test_an_input_that_several_matmuls_read_is_gathered_once():
     least = 2 * q.n1 * q.n2 / (q.n1 + q.n2)  # rows at which one of them alone breaks even
     batch = 1.2 * least / q.rows
     for some, sent in (([q], 0), ([q, k, v], 3)):
-        nodes, wires = factors.program(some, laws, batch, 4.0, [0.0] * len(some))
+        nodes, wires = program(some, laws, batch, 4.0, [0.0] * len(some))
         assert len(solve(nodes, wires)) == len(brute(nodes, wires)) == sent

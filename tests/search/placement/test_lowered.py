@@ -9,7 +9,6 @@ import pytest
 
 from foretell.cluster import load as machines
 from foretell.predict import predict
-from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.planner import plan_of
 from foretell.search.placement.problem import (
     ALL_REDUCE,
@@ -21,6 +20,7 @@ from foretell.search.placement.problem import (
     problem,
     uniform,
 )
+from foretell.search.placement.search import Evaluator
 from foretell.workload import load
 
 MODELS = ("vgg11:batch=8", "bert:layers=4,batch=2", "flava:batch=4")

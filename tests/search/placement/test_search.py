@@ -11,12 +11,19 @@ from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan, lower, read, save
 from foretell.plan.unsupported import unsupported
 from foretell.predict import predict
-from foretell.search.placement import baselines, planner
-from foretell.search.placement.baselines import BASELINES
-from foretell.search.placement.evaluate import Evaluator, graph
-from foretell.search.placement.planner import PlacementPlanner, plan_of, samples
+from foretell.search.placement import planner
+from foretell.search.placement import planner as baselines
+from foretell.search.placement.planner import BASELINES, PlacementPlanner, plan_of, samples
 from foretell.search.placement.problem import ALL_REDUCE, Action, Placement, fleet, problem, uniform
-from foretell.search.placement.search import Tree, anneal, even_chances, look_ahead, polish
+from foretell.search.placement.search import (
+    Evaluator,
+    Tree,
+    anneal,
+    even_chances,
+    graph,
+    look_ahead,
+    polish,
+)
 from foretell.simulate import simulate
 from foretell.workload import load
 from tests.search.placement.machines import mixed, searched
@@ -74,7 +81,7 @@ def test_the_exact_optimum_of_what_can_be_enumerated(folder):
     small = problem(load("vgg11:batch=8"), cluster, most=2)
     count = baselines.count(small)
     assert 1000 < count <= baselines.MOST
-    _, best = baselines.best(Evaluator(small))
+    _, best = baselines.best_baseline(Evaluator(small))
     on = Evaluator(small)
     start = uniform(small, Action(0, ALL_REDUCE))
     found, _ = anneal(on, start, 3000, 0)

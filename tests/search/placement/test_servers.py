@@ -9,10 +9,8 @@ from foretell.cluster import load as machines
 from foretell.errors import InputError
 from foretell.plan import lower
 from foretell.predict import predict
-from foretell.search.placement import baselines
-from foretell.search.placement.baselines import BASELINES
-from foretell.search.placement.evaluate import Evaluator, memory, settled
-from foretell.search.placement.planner import plan_of
+from foretell.search.placement import planner
+from foretell.search.placement.planner import BASELINES, plan_of
 from foretell.search.placement.problem import (
     ALL_REDUCE,
     EVEN,
@@ -25,7 +23,15 @@ from foretell.search.placement.problem import (
     text,
     uniform,
 )
-from foretell.search.placement.search import Tree, anneal, even_chances, polish
+from foretell.search.placement.search import (
+    Evaluator,
+    Tree,
+    anneal,
+    even_chances,
+    memory,
+    polish,
+    settled,
+)
 from foretell.simulate import simulate
 from foretell.workload import load
 from tests.search.placement.machines import mixed
@@ -90,10 +96,10 @@ def test_the_tree_decides_who_serves(vgg):
 
 def test_all_of_a_small_instance_has_every_server(folder):
     small = problem(load("vgg11:batch=8"), mixed(folder, each=1), most=2)
-    some = {p.actions for p in baselines.every(small)}
+    some = {p.actions for p in planner.every(small)}
     for row in product((0, 1), repeat=len(small.groups)):
         assert tuple(Action(0, PS, place) for place in row) in some
-    seconds = baselines.best(Evaluator(small))[1]
+    seconds = planner.best_baseline(Evaluator(small))[1]
     assert seconds <= Evaluator(small).seconds(uniform(small, Action(0, PS)))
 
 

@@ -17,7 +17,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from foretell.cost.fused_regions import kind_of, word_of
-from foretell.cost.limits import SIZES
+from foretell.cost.kernel import SIZES
 from foretell_lab.fused.kernels import Note
 
 NAMES = {

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.policy import Learned
 from foretell.search.placement.problem import Placement, actions
-from foretell.search.placement.search import Array, Asked, by_seconds, look_ahead
+from foretell.search.placement.search import Array, Asked, Evaluator, by_seconds, look_ahead
 
 
 @dataclass

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.problem import ALL_REDUCE, EVEN, Action, uniform
-from foretell.search.placement.search import Prior, Tree, even_chances
+from foretell.search.placement.search import Evaluator, Prior, Tree, even_chances
 
 LEAST = 1e-6  # relative gain that counts as one
 NEAR = 1.01  # times the best of even chances that counts as the same cost: prices are no better

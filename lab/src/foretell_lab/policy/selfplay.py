@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from foretell.search.placement.baselines import drawn
-from foretell.search.placement.evaluate import Evaluator
+from foretell.search.placement.planner import drawn
 from foretell.search.placement.policy import Learned, Seen, view
 from foretell.search.placement.problem import (
     ALL_REDUCE,
@@ -26,7 +25,7 @@ from foretell.search.placement.problem import (
     canonical,
     uniform,
 )
-from foretell.search.placement.search import Node, Tree, anneal
+from foretell.search.placement.search import Evaluator, Node, Tree, anneal
 from foretell_lab.policy.expert import Expert
 from foretell_lab.policy.worlds import world
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from foretell.cluster import Cluster, load
 from foretell.errors import ForetellError
-from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.problem import problem
+from foretell.search.placement.search import Evaluator
 from foretell.workload import load as load_workload
 
 # family: specs of some members, and samples a device may have

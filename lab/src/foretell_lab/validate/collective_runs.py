@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from foretell.cluster.levels import Level
+from foretell.cluster.node import Level
 from foretell.cost.collective import PROTOCOLS
 from foretell.errors import InputError, UnmodelledError
 from foretell_lab.validate.collective_systems import Machine, machine_of

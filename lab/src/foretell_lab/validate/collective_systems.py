@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
-from foretell.cluster.levels import Level
+from foretell.cluster.node import Level
 from foretell.errors import UnmodelledError
 
 GIGA = 1e9

@@ -13,11 +13,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from foretell.cost.shape import write
+from foretell.cost.kernel import write_shape as write
 from foretell.graph import Builder, Graph
 from foretell.spec import Spec
-from foretell.workload.kernels import Call, calls, turned
-from foretell.workload.workload import BYTES, Layer, Op, Tensor, Workload, holds
+from foretell.workload.workload import (
+    BYTES,
+    Call,
+    Layer,
+    Op,
+    Tensor,
+    Workload,
+    calls,
+    holds,
+    turned,
+)
 
 # The operator that a host issues for a class of kernel; elementwise ones where none is named.
 _OPERATORS = {

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretell.graph.columns import Kind
-from foretell.graph.graph import Graph
+from foretell.graph.graph import Graph, Kind
 from foretell.trace import read
 from foretell.whatif import Setting, parse
 

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.cost import kernel
-from foretell.cost.limits import Constants
-from foretell.cost.limits import shipped as constants_shipped
+from foretell.cost.kernel import Constants
+from foretell.cost.kernel import shipped as constants_shipped
 from foretell.errors import InputError
 from foretell_lab.validate import kernel_clocks, kernel_traces, kernel_truth, truth_folder
 from foretell_lab.validate.kernel_clocks import Clocks

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from foretell.errors import unknown
 from foretell.workload import Op, Workload
-from foretell.workload.kernels import calls
+from foretell.workload.workload import calls
 
 DELTA = 4.0  # bytes of a number
 IN_PLACE = ("relu", "norm")  # layers whose x and y the oracle does not count

@@ -21,7 +21,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from foretell.cost import host, limits
+from foretell.cost import kernel
+from foretell.cost.price import issued
 from foretell.errors import InputError, unknown
 from foretell.plan import framework
 from foretell.report.words import table as text_table
@@ -53,28 +54,28 @@ class Constant:
     def value(self, table: str = "") -> float:
         """As it is now; of another table where one is named. What a profile leaves open is that
         of most kernels."""
-        return self.written(table) or host.issued("other", False)
+        return self.written(table) or issued("other", False)
 
     def written(self, table: str = "") -> float:
         """As it stands in its file: 0 where a profile leaves it to the kind of kernel."""
         if self.file == "passes":
-            found_one = limits.passes()[self.table][self.key]
+            found_one = kernel.passes()[self.table][self.key]
             return float(found_one[self.place] if self._listed else found_one)
         if self.file == "power":
-            return float(limits.table()[table or self.table][self.key])
+            return float(kernel.table()[table or self.table][self.key])
         return float(getattr(framework.profiles()[table or self.table], self.key))
 
     def put(self, value: float) -> None:
         """Use another value in this process."""
         if self.file == "passes":
-            owner: Any = limits.passes()[self.table]
+            owner: Any = kernel.passes()[self.table]
             if self._listed:
                 owner[self.key][self.place] = value
             else:
                 owner[self.key] = value
             return
         if self.file == "power":
-            limits.table()[self.table][self.key] = value
+            kernel.table()[self.table][self.key] = value
             return
         known, changes = framework.profiles(), cast("Any", {self.key: value})
         known[self.table] = replace(known[self.table], **changes)

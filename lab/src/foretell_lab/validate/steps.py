@@ -23,9 +23,9 @@ import numpy as np
 from foretell.cluster import Cluster
 from foretell.cost import price
 from foretell.cost.aten import kernels, read
-from foretell.cost.shape import is_call
+from foretell.cost.kernel import is_call
 from foretell.graph import Graph, Kind, LaneKind, Lanes, Names, Phase, WaitKind, assemble, edges
-from foretell.graph.columns import Array, Ids
+from foretell.graph.graph import Array, Ids
 
 # Between two queued kernels, and from a launch to its kernel, as a capture has them.
 TURNAROUND = LATENCY = 1e-6

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from foretell.errors import InputError
-from foretell.graph.groups import group_text
-from foretell.plan.order import order
+from foretell.graph.graph import group_text
 from foretell.plan.plan import Names, Plan
+from foretell.plan.program import order
 from foretell.plan.stage_placement import StageSpec, stage_spec
 
 

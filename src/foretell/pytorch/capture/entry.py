@@ -31,7 +31,7 @@ import torch
 from foretell.cluster.read import devices
 from foretell.errors import ForetellError, InputError, unknown
 from foretell.graph import BufferKind, Builder, Dtype, Graph, Kind, Phase
-from foretell.graph.columns import NONE, Array
+from foretell.graph.graph import NONE, Array
 from foretell.operators import PRODUCTS
 from foretell.pytorch.capture import gpu
 from foretell.pytorch.capture.gpu import ON_CPU, chosen

@@ -35,7 +35,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretell.graph import BufferKind, Dtype, Phase
-from foretell.graph.columns import NONE
+from foretell.graph.graph import NONE
 from foretell.operators import PRODUCTS
 from foretell.pytorch.capture import words
 from foretell.pytorch.capture.gpu import DEVICE_OF, ON_CPU, alias_of

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from foretell.errors import InputError, unknown
 from foretell.plan import Plan
-from foretell.plan.order import FAMILIES
-from foretell.plan.order import order as order_of
+from foretell.plan.program import FAMILIES
+from foretell.plan.program import order as order_of
 from foretell.plan.stage_placement import Action
 
 _CELL = re.compile(r"(\d+)([FBIW])(\d+)")

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from foretell.errors import InputError
-from foretell.graph.groups import ranks_of
+from foretell.graph.graph import ranks_of
 from foretell.plan import Plan
 from foretell.plan.plan import ORDER
 from foretell.plan.unsupported import own_plans

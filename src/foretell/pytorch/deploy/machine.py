@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from foretell.cost.measured import TimedOp
+from foretell.cost.price import TimedOp
 from foretell.pytorch import timed
 from foretell.pytorch.deploy import run_files
 

@@ -30,8 +30,7 @@ from foretell.pytorch.deploy.batch_norm import synchronize_norms
 from foretell.pytorch.deploy.units import units
 from foretell.pytorch.script import default_loss
 from foretell.workload import Workload
-from foretell.workload.kernels import calls
-from foretell.workload.workload import holds
+from foretell.workload.workload import calls, holds
 
 STEPS = 3  # that are profiled: of each op the shortest counts, whatever else the machine did
 APART = 0.5  # of what was predicted: an op that differs by more parts

@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 
 from foretell.cluster.cluster import Calibration, Cluster
-from foretell.cluster.levels import Message
+from foretell.cluster.node import Message
 from foretell.cluster.read import load, loads, titled
-from foretell.cost.measured import TimedOp, TimedOps
+from foretell.cost.price import TimedOp, TimedOps
 from foretell.errors import ForetellError
 from foretell.plan import Plan, check
 from foretell.plan.framework import running

@@ -4,7 +4,7 @@ A region of modules: one is compiled in place, several in a row in one nn.Sequen
 
 A region of single ops is of a captured step, forward and loss traced together with their backward
 (AOT autograd, static shapes): one node for each operator that eager PyTorch runs, in the order they
-are issued, as `foretell.plan.file` counts them. `mark` writes into nodes which region they are of
+are issued, as `foretell.plan.plan` counts them. `mark` writes into nodes which region they are of
 and which are put off; what is computed twice gets a node of its own. `split` cuts the joint graph
 into forward and backward so that what a backward region recomputes is not kept. `rebuilt` makes
 each region of either graph one call, and lets calls and ops run in the plan's order:
@@ -33,7 +33,7 @@ from torch.fx.node import map_arg
 
 from foretell.errors import InputError, unknown
 from foretell.plan import Plan
-from foretell.plan.file import COPY, made_for, named_ops, numbered, parameter_print
+from foretell.plan.plan import COPY, made_for, named_ops, numbered, parameter_print
 from foretell.pytorch.capture.words import inputs_of, op_word, shape_text
 from foretell.pytorch.deploy.units import row
 from foretell.pytorch.deploy.uses import untouched

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from foretell import profile as marks
 from foretell.cluster.read import devices
 from foretell.graph import BufferKind, Phase, save
-from foretell.graph.columns import NONE
+from foretell.graph.graph import NONE
 from foretell.pytorch.capture import gpu, words
 from foretell.pytorch.capture.entry import Formats, compose
 from foretell.pytorch.capture.gpu import ON_CPU, chosen

@@ -74,8 +74,8 @@ from foretell.errors import InputError, unknown
 from foretell.graph import Graph
 from foretell.plan import Plan
 from foretell.plan.costs import room
-from foretell.plan.file import COPY, named_ops
 from foretell.plan.framework import Running, resolved, running
+from foretell.plan.plan import COPY, named_ops
 from foretell.plan.program import Piece as Part
 from foretell.plan.program import Program, ResolvedStep, StageTasks, written
 from foretell.predict import Prediction, predict_many

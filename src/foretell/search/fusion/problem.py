@@ -41,19 +41,18 @@ import numpy.typing as npt
 
 from foretell.cluster import Cluster
 from foretell.cluster.node import Device
-from foretell.cost import collective, limits
+from foretell.cost import collective
+from foretell.cost import kernel as limits
 from foretell.cost.fused_regions import WORDS, kind_of, word_of
+from foretell.cost.kernel import write_shape as write
 from foretell.cost.price import price, prices
-from foretell.cost.shape import write
 from foretell.errors import InputError
 from foretell.graph import BufferKind, Builder, Dtype, Graph, Kind, Phase, WaitKind
-from foretell.graph.columns import word_of as name_of_code
-from foretell.plan.file import given, made_for, op_names, parameter_print
+from foretell.graph.graph import word_of as name_of_code
 from foretell.plan.framework import Running, running
 from foretell.plan.layer_cost import MATRIX, format_of, in_format, power_kind, slowest
-from foretell.plan.plan import Plan
-from foretell.workload.kernels import Call, calls, turned
-from foretell.workload.workload import BYTES, Layer, Op, Workload, holds
+from foretell.plan.plan import Plan, given, made_for, op_names, parameter_print
+from foretell.workload.workload import BYTES, Call, Layer, Op, Workload, calls, holds, turned
 
 Array = npt.NDArray[np.float64]
 ALONE = "alone"  # the name of the way where there is nothing to communicate with

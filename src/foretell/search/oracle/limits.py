@@ -22,9 +22,9 @@ from foretell.cluster import Cluster, Tier
 from foretell.cost import collective
 from foretell.plan import Plan, check
 from foretell.plan.costs import alike, costs, memory, stage
-from foretell.plan.estimate import Estimate, by_collective, estimate
 from foretell.plan.layer_cost import FIRST, LAST, MIDDLE, shares
 from foretell.plan.plan import levels
+from foretell.plan.prices import Estimate, by_collective, estimate
 from foretell.workload import Workload
 
 CROWDED = 1.4  # times as long as alone: from there on links are crowded

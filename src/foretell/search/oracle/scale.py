@@ -20,11 +20,11 @@ import numpy as np
 
 from foretell import portable
 from foretell.cluster import Cluster
-from foretell.cluster.toml import MOST
+from foretell.cluster.read import MOST
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.costs import with_cuts
-from foretell.plan.estimate import by_collective
+from foretell.plan.prices import by_collective
 from foretell.pool import Pool
 from foretell.search.oracle.limits import Finding, findings
 from foretell.search.oracle.space import HOUR, Space, Swept, layouts, per_node, strategy, sweep

@@ -7,7 +7,7 @@ ranks.
 
 All layouts of a space priced at once: columns of time, memory and money, and their front.
 
-The closed form prices thousands of layouts a second (→ `foretell.plan.estimate`); what cannot fit
+The closed form prices thousands of layouts a second (→ `foretell.plan.prices`); what cannot fit
 is kept with the bytes it lacks, never ranked.
 
 The best layout of a space, simulated, with a bound on how much better any other could be.
@@ -31,11 +31,11 @@ import numpy as np
 
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError
-from foretell.graph.columns import Array
+from foretell.graph.graph import Array
 from foretell.plan import Plan
-from foretell.plan.estimate import Estimate, estimate
-from foretell.plan.order import FAMILIES
 from foretell.plan.plan import Recompute
+from foretell.plan.prices import Estimate, estimate
+from foretell.plan.program import FAMILIES
 from foretell.pool import Pool
 from foretell.predict import Prediction, predict, predict_many
 from foretell.workload import Workload

@@ -4,9 +4,9 @@ from foretell.search.placement import PlacementPlanner
 planned = PlacementPlanner().plan(load("vgg19:batch=8"), load_cluster("tag"))
 """
 
-from foretell.search.placement.evaluate import Evaluator, graph
 from foretell.search.placement.planner import PlacementPlanner, plan_of
 from foretell.search.placement.problem import Action, Placement, Problem, problem
+from foretell.search.placement.search import Evaluator, graph
 
 __all__ = [
     "Action",

@@ -31,10 +31,9 @@ import numpy.typing as npt
 
 from foretell import portable
 from foretell.compiled import F2, I1, I2, compiled
-from foretell.cost.learned import dense
+from foretell.cost.price import dense
 from foretell.errors import InputError
-from foretell.search.placement import evaluate
-from foretell.search.placement.evaluate import Evaluator, columns, peaks, settled
+from foretell.search.placement import search
 from foretell.search.placement.lowering import (
     BACKWARD,
     FORWARD,
@@ -62,7 +61,16 @@ from foretell.search.placement.problem import (
     canonical,
     law,
 )
-from foretell.search.placement.search import Array, Asked, Prior, even_chances
+from foretell.search.placement.search import (
+    Array,
+    Asked,
+    Evaluator,
+    Prior,
+    columns,
+    even_chances,
+    peaks,
+    settled,
+)
 
 GROUP_FEEDBACK = 5  # forward begins, backward ends, gradients agree, waited for them, sends before
 CELL_FEEDBACK = 5  # computes, communicates, its messages, first begins, memory
@@ -83,7 +91,7 @@ def feedback(problem: Problem, placement: Placement) -> tuple[Any, Any, Any, flo
     group = np.zeros((len(problem.groups), GROUP_FEEDBACK))
     cell = np.zeros((len(t.kind), CELL_FEEDBACK))
     row = (sets, ways, served, placement.micros)
-    if evaluate.prepared(t, *row, placement.mode, share) < 0:
+    if search.prepared(t, *row, placement.mode, share) < 0:
         hold = standing(t, sets, ways, served)
         cell[:, 4] = np.minimum(peaks(t, sets, ways, hold, share) / t.room, 4.0)
         return group, cell, share, np.inf

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.plan.order import BACKWARD, FAMILIES, Cell, dual_phases, order, places_of
+from foretell.plan.program import BACKWARD, FAMILIES, Cell, dual_phases, order, places_of
 from foretell.search.schedule.exact_search import Progress, Rate, Repetend
 from foretell.search.schedule.integer_problem import (
     INTERVALS,
@@ -206,7 +206,7 @@ def _is_forward(problem: Problem, block: int) -> bool:
     return problem.blocks[block].kind == "F"
 
 
-# The families, by name. Orders that a plan can name come from `foretell.plan.order`.
+# The families, by name. Orders that a plan can name come from `foretell.plan.program`.
 
 
 Baseline = Callable[[Problem, int], list[Item]]

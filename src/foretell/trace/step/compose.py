@@ -26,8 +26,7 @@ import msgspec
 import numpy as np
 
 from foretell.graph import COLUMNS, Kind, LaneKind, Phase, Source
-from foretell.graph.columns import NONE, Array
-from foretell.graph.groups import group_text
+from foretell.graph.graph import NONE, Array, group_text
 from foretell.trace.decode import NO_ID
 from foretell.trace.events import Events, Message, What
 from foretell.trace.runs import distinct, highest, rising

@@ -22,7 +22,7 @@ from itertools import chain
 
 import numpy as np
 
-from foretell.graph.columns import NONE, Array
+from foretell.graph.graph import NONE, Array
 from foretell.trace.decode import NO_ID
 from foretell.trace.events import Events, What
 from foretell.trace.runs import distinct, highest_before, is_follower, median, quantile

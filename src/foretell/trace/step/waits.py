@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretell.graph import WaitKind
-from foretell.graph.columns import NONE, Array
+from foretell.graph.graph import NONE, Array
 from foretell.trace.decode import NO_ID
 from foretell.trace.events import What
 from foretell.trace.runs import distinct, highest, is_follower, median

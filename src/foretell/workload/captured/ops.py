@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foretell.cost.aten import Dims, kernels
-from foretell.cost.shape import parse
+from foretell.cost.kernel import parse_shape as parse
 from foretell.graph import Graph
 from foretell.workload.captured.roles import Core, Roles, is_expert, is_linear, is_through, wide
 from foretell.workload.captured.rows import PRODUCTS, Row, each
@@ -81,7 +81,7 @@ def image_of(row: Row) -> Image | None:
 
 
 def kernels_of(model: Model, task: int, n: float) -> list[tuple[Any, ...]]:
-    """Kernels of a task for `foretell.workload.kernels`: class, shape by size, bytes, format."""
+    """Kernels of a task for `foretell.workload.workload`: class, shape by size, bytes, format."""
     graph = model.graph
     op, shape, dtype = (graph.text_of(c, task) for c in ("op", "shape", "dtype"))
     if not shape.startswith("in="):

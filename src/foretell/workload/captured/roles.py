@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from foretell.cost.aten import kernels
 from foretell.cost.fused_regions import kind_of, word_of
-from foretell.cost.shape import parse
+from foretell.cost.kernel import parse_shape as parse
 from foretell.graph import Phase
 from foretell.workload.captured.rows import PRODUCTS, Row
 

@@ -20,7 +20,7 @@ from foretell import operators
 from foretell.cost.aten import Call, Dims, read
 from foretell.errors import InputError
 from foretell.graph import BufferKind, Graph, Kind, Phase, WaitKind
-from foretell.graph.columns import NONE
+from foretell.graph.graph import NONE
 
 # Matmuls, and where the two factors begin.
 PRODUCTS = {**operators.PRODUCTS, "_grouped_mm": 0}

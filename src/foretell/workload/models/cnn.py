@@ -23,8 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from foretell.errors import InputError
-from foretell.workload.kernels import slid
-from foretell.workload.workload import Exchange, Layer, Op, Tensor, Workload
+from foretell.workload.workload import Exchange, Layer, Op, Tensor, Workload, slid
 
 SPATIAL = {"height": "h", "width": "w", "depth": "d"}  # axis → side of an image
 _WINDOW = {"h": "r", "w": "s", "d": "t"}

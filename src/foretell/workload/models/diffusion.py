@@ -13,7 +13,8 @@ from typing import ClassVar
 from foretell.spec import Spec
 from foretell.workload.models import transformer
 from foretell.workload.models.cnn import Image, Net, patched, patches_of
-from foretell.workload.models.transformer import Piece, dense
+from foretell.workload.models.transformer import Piece
+from foretell.workload.models.transformer import linear_op as dense
 from foretell.workload.workload import Layer, Op, Tensor, Workload
 
 
@@ -51,11 +52,11 @@ class Dit(Spec):
             dense("step.out", self.hidden, self.hidden, 1, keeps=True),
             Op("classes", "embedding", table, {}, words),
         ]
-        return transformer.block("patches", pieces, seq, self.hidden, is_block=False)
+        return transformer.block_of("patches", pieces, seq, self.hidden, is_block=False)
 
     def _block(self, seq: int) -> Layer:
         hidden, heads, inner = self.hidden, self.heads, self.inner or 4 * self.hidden
-        depth = transformer.depth(hidden, heads)
+        depth = transformer.head_width(hidden, heads)
         options = {"bias": True, "causal": False, "dropout": False}
         pieces: list[Piece] = [
             dense("modulation", hidden, 6 * hidden, 1, keeps=True),
@@ -71,7 +72,7 @@ class Dit(Spec):
             *transformer.feed_forward(seq, hidden, inner, bias=True),
             *transformer.residual("residual.mlp", seq, hidden, bias=True),
         ]
-        return transformer.block("block", pieces, seq, hidden, self.layers)
+        return transformer.block_of("block", pieces, seq, hidden, self.layers)
 
     def _last(self, seq: int) -> Layer:
         out = self.patch**2 * self.channels * (2 if self.sigma else 1)
@@ -82,7 +83,7 @@ class Dit(Spec):
             dense("pixels", self.hidden, out, seq, keeps=True),
             Op("loss", "pointwise", rows, options={"passes": 3.0, "back": 3.0}),
         ]
-        return transformer.block("head", pieces, seq, self.hidden, is_block=False)
+        return transformer.block_of("head", pieces, seq, self.hidden, is_block=False)
 
 
 @dataclass(frozen=True)
@@ -183,20 +184,20 @@ class Unet(Spec):
         """A transformer block over the pixels: themselves, the text, and a gated feed-forward."""
         seq, c = net.at.h * net.at.w, net.at.c
         heads = c // self.depth if self.depth else self.heads
-        depth, options = transformer.depth(c, heads), {"causal": False, "dropout": False}
+        depth, options = transformer.head_width(c, heads), {"causal": False, "dropout": False}
         net.norm(f"norm{len(net.ops)}")
         own = transformer.attention(
             seq, c, heads, heads, depth, bias=False, out_bias=True, **options
         )
         pieces: list[Piece] = [
             dense("enter", c, c, seq, keeps=True),
-            transformer.norm("norm.attention", seq, c),
+            transformer.norm_op("norm.attention", seq, c),
             *own,
             *transformer.residual("residual.attention", seq, c),
-            transformer.norm("norm.cross", seq, c),
+            transformer.norm_op("norm.cross", seq, c),
             *crossed(seq, c, heads, self.context, self.text, bias=False),
             *transformer.residual("residual.cross", seq, c),
-            transformer.norm("norm.mlp", seq, c),
+            transformer.norm_op("norm.mlp", seq, c),
             *transformer.feed_forward(seq, c, 4 * c, bias=True, gated=True, kernel="gelu"),
             *transformer.residual("residual.mlp", seq, c),
             dense("leave", c, c, seq, keeps=True),
@@ -209,7 +210,7 @@ def crossed(
     seq: int, hidden: int, heads: int, context: int, width: int, *, bias: bool = True
 ) -> list[Piece]:
     """Attention to words of a text that another model has made."""
-    depth = transformer.depth(hidden, heads)
+    depth = transformer.head_width(hidden, heads)
     dims = {"heads": heads, "queries": seq, "keys": context, "depth": depth}
     rows = ("batch", "heads", "queries", "depth")
     saved = (Tensor("query", rows), Tensor("key and value", rows, times=2 * context / seq))
@@ -229,7 +230,7 @@ def crossed(
 
 def _modulated(name: str, seq: int, hidden: int) -> list[Piece]:
     """A norm without weights, shifted and scaled by what the block made of the step."""
-    plain = replace(transformer.norm(name, seq, hidden), weights=())
+    plain = replace(transformer.norm_op(name, seq, hidden), weights=())
     rows = {"tokens": float(seq), "cols": float(hidden)}
     options = {"passes": 2.0, "back": 3.0}
     return [plain, Op(f"{name}.scale", "pointwise", rows, transformer.ROWS, options=options)]

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Literal
 from foretell.spec import Spec
 from foretell.workload.models import transformer
 from foretell.workload.models.cnn import patched, patches_of
-from foretell.workload.models.transformer import Piece, dense
+from foretell.workload.models.transformer import Piece
+from foretell.workload.models.transformer import linear_op as dense
 from foretell.workload.workload import Layer, Op, Tensor, Workload
 
 
@@ -59,24 +60,24 @@ class Bert(Spec):
         more: list[Piece] = [
             Op("kinds", "embedding", kinds, {"cp": "tokens"}, weight),
             *transformer.residual("sum", seq, hidden) * 2,
-            transformer.norm("norm", seq, hidden),
+            transformer.norm_op("norm", seq, hidden),
         ]
         at = len(first.ops) - self.dropout
         return replace(first, ops=(*first.ops[:at], *more, *first.ops[at:]))
 
     def _block(self) -> Layer:
         seq, hidden, heads, drop = self.seq, self.hidden, self.heads, self.dropout
-        depth = transformer.depth(hidden, heads)
+        depth = transformer.head_width(hidden, heads)
         options = {"bias": True, "causal": False, "dropout": drop}
         pieces: list[Piece] = [
             *transformer.attention(seq, hidden, heads, heads, depth, apart=True, **options),
             *transformer.residual("residual.attention", seq, hidden, dropout=drop),
-            transformer.norm("norm.attention", seq, hidden),
+            transformer.norm_op("norm.attention", seq, hidden),
             *transformer.feed_forward(seq, hidden, self.inner or 4 * hidden, bias=True),
             *transformer.residual("residual.mlp", seq, hidden, dropout=drop),
-            transformer.norm("norm.mlp", seq, hidden),
+            transformer.norm_op("norm.mlp", seq, hidden),
         ]
-        return transformer.block("block", pieces, seq, hidden, self.layers)
+        return transformer.block_of("block", pieces, seq, hidden, self.layers)
 
     def _head(self) -> Layer:
         pieces = self._words() if self._predicts else []
@@ -88,12 +89,12 @@ class Bert(Spec):
             pieces += [dense("spans", self.hidden, 2, self.seq)]
         if not self._predicts:
             pieces.append(Op("loss", "loss", {"vocab": float(self.hidden)}))
-        return transformer.block("head", pieces, self.seq, self.hidden, is_block=False)
+        return transformer.block_of("head", pieces, self.seq, self.hidden, is_block=False)
 
     def _words(self) -> list[Piece]:
         """A product, GELU and a norm, then the words themselves; with a bias each."""
         many, hidden = self.masked or self.seq, self.hidden
-        last = transformer.head(many, hidden, self.vocab, transformer.norm("norm", many, hidden))
+        last = transformer.head(many, hidden, self.vocab, transformer.norm_op("norm", many, hidden))
         weights = (Tensor("decoder", ("in", "out")), Tensor("decoder.bias", ("out",)))
         ops = transformer.changed(last.ops, "logits", name="decoder", weights=weights, pads={})
         dims = {"tokens": float(many), "cols": float(hidden)}
@@ -126,7 +127,7 @@ class Vit(Spec):
         seq = patches_of(self.image, self.patch) + self.extra
         inner = self.inner or 4 * self.hidden
         pieces = transformer.encoded(seq, self.hidden, self.heads, inner, bias=False)
-        block = transformer.block("block", pieces, seq, self.hidden, self.layers)
+        block = transformer.block_of("block", pieces, seq, self.hidden, self.layers)
         layers = (self._patches(seq), block, self._head(seq))
         return Workload(str(self), layers, self.batch, self.dtype, tokens=seq)
 
@@ -138,13 +139,13 @@ class Vit(Spec):
         copy = {"kernel": "copy", "passes": 2.0, "back": 2.0}
         joined = Op("cat", "pointwise", rows, options=copy)
         pieces = [*patched(3, self.image, self.patch, self.hidden), joined, place]
-        return transformer.block("patches", pieces, seq, self.hidden, is_block=False)
+        return transformer.block_of("patches", pieces, seq, self.hidden, is_block=False)
 
     def _head(self, seq: int) -> Layer:
-        pieces: list[Piece] = [transformer.norm("norm", seq, self.hidden)]
+        pieces: list[Piece] = [transformer.norm_op("norm", seq, self.hidden)]
         pieces += [dense("head", self.hidden, self.classes)] * self.extra
         pieces.append(Op("loss", "loss", {"vocab": float(self.classes)}))
-        return transformer.block("head", pieces, seq, self.hidden, is_block=False)
+        return transformer.block_of("head", pieces, seq, self.hidden, is_block=False)
 
 
 @dataclass(frozen=True)
@@ -185,22 +186,22 @@ class Flava(Spec):
         dims = {"tokens": float(seq), "hidden": float(self.hidden)}
         place = Op("positions", "embedding", dims, {}, (Tensor("positions", tuple(dims)),))
         pieces = [*patched(3, self.image, self.patch, self.hidden), place]
-        made = transformer.block("patches", pieces, seq, self.hidden, is_block=False)
+        made = transformer.block_of("patches", pieces, seq, self.hidden, is_block=False)
         return replace(made, after=("",))
 
     def _encoder(self, name: str, seq: int, times: int, after: tuple[str, ...]) -> Layer:
         inner = self.inner or 4 * self.hidden
         pieces = transformer.encoded(seq, self.hidden, self.heads, inner, bias=True)
-        return replace(transformer.block(name, pieces, seq, self.hidden, times), after=after)
+        return replace(transformer.block_of(name, pieces, seq, self.hidden, times), after=after)
 
     def _head(self, seq: int) -> Layer:
         """Whether image and text belong together: one product from the first word."""
         pieces: list[Piece] = [
-            transformer.norm("norm", seq, self.hidden),
+            transformer.norm_op("norm", seq, self.hidden),
             dense("match", self.hidden, 2),
             Op("loss", "loss", {"vocab": 2.0}),
         ]
-        made = transformer.block("head", pieces, seq, self.hidden, is_block=False)
+        made = transformer.block_of("head", pieces, seq, self.hidden, is_block=False)
         return replace(made, after=("joint",))
 
 
@@ -232,7 +233,7 @@ class Swin(Spec):
                 name = f"stage{stage + 1}.{'shifted' if shifted else 'plain'}"
                 shifts = shifted and side > self.window
                 pieces = self._block(side, hidden, heads, shifts=shifts)
-                layers.append(transformer.block(name, pieces, side * side, hidden, times))
+                layers.append(transformer.block_of(name, pieces, side * side, hidden, times))
         layers.append(self._head(side, hidden))
         return Workload(str(self), tuple(layers), self.batch, self.dtype, tokens=side * side)
 
@@ -242,8 +243,8 @@ class Swin(Spec):
             *patched(3, self.image, self.patch, self.width),
             _copied("permute", seq, self.width),
         ]
-        pieces.append(transformer.norm("norm", seq, self.width))
-        return transformer.block("patches", pieces, seq, self.width, is_block=False)
+        pieces.append(transformer.norm_op("norm", seq, self.width))
+        return transformer.block_of("patches", pieces, seq, self.width, is_block=False)
 
     def _block(self, side: int, hidden: int, heads: int, *, shifts: bool) -> list[Piece]:
         """Windows that do not fit are padded, so that every window is whole."""
@@ -252,7 +253,7 @@ class Swin(Spec):
         drop = [_point("drop", seq, hidden, passes=2.0, back=2.0)] if self.drops else []
         added = transformer.residual("residual", seq, hidden)
         return [
-            transformer.norm("norm.attention", seq, hidden),
+            transformer.norm_op("norm.attention", seq, hidden),
             *moves,
             _copied("windows", whole, hidden),
             _column("qkv", whole, hidden, 3 * hidden, heads),
@@ -263,7 +264,7 @@ class Swin(Spec):
             *moves,
             *drop,
             *added,
-            transformer.norm("norm.mlp", seq, hidden),
+            transformer.norm_op("norm.mlp", seq, hidden),
             *transformer.feed_forward(seq, hidden, 4 * hidden, bias=True),
             *drop,
             *added,
@@ -293,12 +294,12 @@ class Swin(Spec):
 
     def _head(self, side: int, hidden: int) -> Layer:
         pieces: list[Piece] = [
-            transformer.norm("norm", side * side, hidden),
+            transformer.norm_op("norm", side * side, hidden),
             Op("mean", "mean", {"c": float(hidden), "h": float(side), "w": float(side)}),
             dense("head", hidden, self.classes),
             Op("loss", "loss", {"vocab": float(self.classes)}),
         ]
-        return transformer.block("head", pieces, side * side, hidden, is_block=False)
+        return transformer.block_of("head", pieces, side * side, hidden, is_block=False)
 
 
 def _merge(side: int, hidden: int, stage: int) -> Layer:
@@ -309,10 +310,10 @@ def _merge(side: int, hidden: int, stage: int) -> Layer:
     saved = (Tensor("input", ("batch", "tokens", "in")),)
     pieces: list[Piece] = [
         _copied("merge.cat", seq, four),
-        transformer.norm("merge.norm", seq, four),
+        transformer.norm_op("merge.norm", seq, four),
         Op("merge", "matmul", dims, {"cp": "tokens"}, weight, saved),
     ]
-    return transformer.block(f"merge{stage}", pieces, seq, hidden, is_block=False)
+    return transformer.block_of(f"merge{stage}", pieces, seq, hidden, is_block=False)
 
 
 def _copied(name: str, tokens: int, cols: int) -> Op:

@@ -63,10 +63,10 @@ class Rnnlm(Spec):
             options = {"kernel": "dropout", "passes": 2.5, "back": 2.5}
             pieces.append(Op("dropout", "pointwise", rows, saved=mask, options=options))
         name = "lstm.first" if inner != hidden or times == 1 else "lstm"
-        return transformer.block(name, pieces, seq, hidden, times)
+        return transformer.block_of(name, pieces, seq, hidden, times)
 
     def _head(self) -> Layer:
-        norm = transformer.norm("norm", self.seq, self.hidden)
+        norm = transformer.norm_op("norm", self.seq, self.hidden)
         last = transformer.head(self.seq, self.hidden, self.vocab, norm)
         weights = (Tensor("logits", ("in", "out")), Tensor("logits.bias", ("out",)))
         ops = transformer.changed(last.ops[1:], "logits", weights=weights, pads={})
@@ -109,7 +109,7 @@ class Mamba(Spec):
         return self.inner or 2 * self.hidden
 
     def _norm(self, name: str) -> Op:
-        return transformer.norm(name, self.seq, self.hidden, kernel="rms_norm", bias=False)
+        return transformer.norm_op(name, self.seq, self.hidden, kernel="rms_norm", bias=False)
 
     def _block(self) -> Layer:
         seq, hidden, wide = self.seq, self.hidden, self._wide
@@ -126,7 +126,7 @@ class Mamba(Spec):
             *transformer.leave("leave.mixer", seq, hidden),
             *transformer.residual("residual", seq, hidden),
         ]
-        return transformer.block("block", pieces, seq, hidden, self.layers)
+        return transformer.block_of("block", pieces, seq, hidden, self.layers)
 
     def _convolution(self, wide: int) -> Op:
         """Each channel over a few words, then SiLU: one kernel, bound by memory."""

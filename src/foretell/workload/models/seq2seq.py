@@ -32,7 +32,7 @@ class Sizes:
     def encoder(self, seq: int, times: int) -> Layer:
         """A block of the encoder."""
         own = self._half("attention", seq, self._attention(seq, causal=False))
-        return transformer.block("encoder", [*own, *self._mlp(seq)], seq, self.hidden, times)
+        return transformer.block_of("encoder", [*own, *self._mlp(seq)], seq, self.hidden, times)
 
     def decoder(self, seq: int, memory: int, times: int) -> Layer:
         """A block of the decoder: itself, then what the encoder made, then each word alone."""
@@ -41,12 +41,12 @@ class Sizes:
             *self._half("cross", seq, self._cross(seq, memory)),
             *self._mlp(seq),
         ]
-        return transformer.block("decoder", pieces, seq, self.hidden, times)
+        return transformer.block_of("decoder", pieces, seq, self.hidden, times)
 
     def last_norm(self, name: str, seq: int) -> Op:
         """A norm of the model's kind."""
         bias = self.norm == "norm"
-        return transformer.norm(name, seq, self.hidden, kernel=self.norm, bias=bias)
+        return transformer.norm_op(name, seq, self.hidden, kernel=self.norm, bias=bias)
 
     def _half(self, name: str, seq: int, inner: list[Piece]) -> list[Piece]:
         norm = self.last_norm(f"norm.{name}", seq)
@@ -144,7 +144,7 @@ class Transformer(Spec):
     def workload(self) -> Workload:
         """The model's layers; one matrix for both languages and the logits."""
         seq, target = self.seq, self.target or self.seq
-        depth = transformer.depth(self.hidden, self.heads)
+        depth = transformer.head_width(self.hidden, self.heads)
         sizes = Sizes(
             self.hidden, self.heads, depth, self.inner, True, self.dropout, self.act, False,
             "norm", self.ahead,
@@ -178,7 +178,7 @@ class Transformer(Spec):
         dims = {"tokens": float(self.seq), "hidden": float(self.hidden)}
         place = Op("positions", "embedding", dims, {}, (Tensor("positions", tuple(dims)),))
         pieces = [*net.ops, place]
-        return transformer.block("embedding", pieces, self.seq, self.hidden, is_block=False)
+        return transformer.block_of("embedding", pieces, self.seq, self.hidden, is_block=False)
 
 
 @dataclass(frozen=True)
