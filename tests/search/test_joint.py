@@ -425,3 +425,9 @@ def test_a_chain_that_lacks_memory_is_known_to_before_it_is_simulated() -> None:
 def test_fsdp_inside_stages_may_shard_again() -> None:
     plan = Plan.parse("dp=4,pp=2,zero=3,shard=1,micro_batch=1,global_batch=8,framework=fsdp")
     assert plan.but(shard=0) in set(neighbours(plan, GPT, load("dgx-a100")))
+
+
+@pytest.mark.parametrize("seconds", [-3.0, float("nan")])
+def test_a_time_limit_that_is_no_time_is_refused(seconds: float) -> None:
+    with pytest.raises(InputError, match="time limit is"):
+        Joint(seconds=seconds).plan(GPT, load("dgx-a100"))

@@ -55,7 +55,7 @@ from foretell.search.oracle.space import Space, Swept, layouts, per_node, strate
 from foretell.search.partition import Partitioner, divisors, meshes, rows_of
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.refine import BEYOND, Evaluator, Found, Guess, descend, share_moves, unsharded
-from foretell.search.schedule.find import searched, solved
+from foretell.search.schedule.find import require_limit, searched, solved
 from foretell.search.schedule.model import model
 from foretell.workload import Workload
 
@@ -252,8 +252,8 @@ class Joint(Planner):
         bound = lower_bound(swept.plans, workload, cluster, search.batch)
         found = search.answer(swept, bound)
         if late:
-            told = "the time limit ended the search: the best plan so far"
-            return replace(found, stopped=stopped, notes=(told, *found.notes))
+            note = "the time limit ended the search: the best plan so far"
+            return replace(found, stopped=stopped, notes=(note, *found.notes))
         return replace(found, stopped=stopped or found.stopped)
 
 
@@ -284,6 +284,7 @@ class _Search:
             self._cost(),
         )  # fmt: skip
         if self.options.seconds:
+            require_limit(self.options.seconds)
             self.on.ends = clock + KEPT * self.options.seconds
         if self.options.resume:
             self.on.load(Path(self.options.resume))

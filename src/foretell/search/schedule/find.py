@@ -55,7 +55,7 @@ WORK = 10.0  # seconds of work, about CPU seconds
 _PERIOD = 0.5  # share of the work that may go into the period; the rest completes it
 _KEPT = 0.95  # of a time limit: what is left checks and describes the answer
 _DESCRIBED = 0.5  # of the time left: what that may take at most
-_TOLD = 1.2e-5  # CPU seconds to check, describe and print a block of one micro-batch
+_PER_BLOCK = 1.2e-5  # CPU seconds to check, describe and print a block of one micro-batch
 _PREDICTED = 0.8  # of a model's time: what is left predicts its step
 _SAME = 1e-9  # relative difference of times that counts as none
 _KNOWN = 20_000  # blocks × micro-batches up to which fixed schedules are tried: 0.5 s of orders
@@ -160,8 +160,8 @@ def _search(
         if budget.deadline < inf:
             spent = max(time.process_time() - cpu, 1e-6)
             slow = max((budget.clock() - began) / spent, 1.0)  # where others run beside it
-            repriced = _TOLD * len(problem.blocks) * micro_batches * slow
-            budget.deadline -= min(repriced, _DESCRIBED * budget.seconds)
+            describing = _PER_BLOCK * len(problem.blocks) * micro_batches * slow
+            budget.deadline -= min(describing, _DESCRIBED * budget.seconds)
         first = budget.part(_PERIOD, _PERIOD)
         shortest(rate, whole, unroll, first, progress)
         complete(best, rate, budget)
