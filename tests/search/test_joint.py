@@ -12,9 +12,10 @@ from foretell.cluster import Cluster, load
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan
 from foretell.plan.check import check
+from foretell.pool import opened
 from foretell.predict import predict
 from foretell.search.joint import Joint, power
-from foretell.search.kit import in_order, priced, renamed
+from foretell.search.kit import in_order, parse, priced, renamed, searcher
 from foretell.search.oracle.planner import Oracle
 from foretell.search.partition import Partitioner, kinds, meshes, pipelines, rows_of
 from foretell.search.placement.planner import PlacementPlanner
@@ -431,3 +432,15 @@ def test_fsdp_inside_stages_may_shard_again() -> None:
 def test_a_time_limit_that_is_no_time_is_refused(seconds: float) -> None:
     with pytest.raises(InputError, match="time limit is"):
         Joint(seconds=seconds).plan(GPT, load("dgx-a100"))
+
+
+def test_workers_share_the_predictions_and_change_no_answer() -> None:
+    cluster, planner = load("dgx-a100:gpus=4"), Joint(evaluations=24, only="dp,tp,pp,zero")
+    alone = planner.plan(GPT, cluster)
+    with opened(jobs=2) as pool:
+        shared = searcher(planner, GPT, pool)(GPT, cluster)
+        with pytest.raises(InputError, match="`schedule` searches in one process"):
+            searcher(parse("schedule"), GPT, pool)
+    assert (shared.plan, shared.predicted) == (alone.plan, alone.predicted)
+    assert (shared.bound, shared.evaluations) == (alone.bound, alone.evaluations)
+    assert shared.alternatives == alone.alternatives

@@ -46,6 +46,7 @@ from foretell.plan.layer_cost import layouts as columns
 from foretell.plan.plan import OWN, segments
 from foretell.plan.program import FAMILIES
 from foretell.plan.unsupported import unsupported
+from foretell.pool import Pool
 from foretell.predict import Prediction
 from foretell.predict.predict import EIGHTY_PERCENT
 from foretell.search import partition
@@ -213,9 +214,12 @@ class Joint(Planner):
     seconds: float = 0.0  # of the clock, at most; 0 for no limit, and the same answer everywhere
     resume: str = ""  # a file of what was simulated: read where it is there, written at the end
 
-    def plan(self, workload: Workload, cluster: Cluster, progress: Progress = silent) -> Planned:
-        """The plan with the shortest predicted step."""
-        search = _Search(self, workload, cluster, progress)
+    def plan(
+        self, workload: Workload, cluster: Cluster, progress: Progress = silent,
+        pool: Pool | None = None,
+    ) -> Planned:  # fmt: skip
+        """The plan with the shortest predicted step; `pool` shares the predictions."""
+        search = _Search(self, workload, cluster, progress, pool)
         swept, stopped = search.swept(), False
         try:
             offers = [
@@ -265,6 +269,7 @@ class _Search:
     workload: Workload
     cluster: Cluster
     progress: Progress
+    pool: Pool | None = None
     best: dict[str, Planned] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     looked: int = 0
@@ -281,7 +286,7 @@ class _Search:
         self.compiles = all(device.vendor != "cpu" for device in self.cluster.devices)
         self.on = Evaluator(
             self.workload, self.cluster, self.options.evaluations, self._accepts, self._filled,
-            self._cost(),
+            self._cost(), pool=self.pool,
         )  # fmt: skip
         if self.options.seconds:
             require_limit(self.options.seconds)
@@ -385,15 +390,15 @@ class _Search:
         plans = self._offered(self._plain_layouts(self.cluster), self.cluster)
         self.progress(f"{len(plans)} layouts", float("nan"))
         self.looked += len(plans)
-        swept = sweep(plans, self.workload, self.cluster)
+        swept = sweep(plans, self.workload, self.cluster, pool=self.pool)
         if not swept.fits.any() and self.cluster.size > WIDE:
             wide = self._plain_layouts(self.cluster, is_wide=True)
             plans = self._offered(wide, self.cluster)
-            swept = sweep(plans, self.workload, self.cluster)
+            swept = sweep(plans, self.workload, self.cluster, pool=self.pool)
         if swept.fits.any() or not self.within.is_free("offload"):
             return swept
         away = [p.but(offload=True) for p in plans]
-        return sweep([*plans, *away], self.workload, self.cluster)
+        return sweep([*plans, *away], self.workload, self.cluster, pool=self.pool)
 
     def _plain_layouts(self, machines: Cluster, *, is_wide: bool = False) -> list[Plan]:
         """Every layout of the degrees on some machines, the wide ones too where those are few."""

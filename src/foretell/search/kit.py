@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from typing import Any, ClassVar
 
 from foretell.cluster import Cluster
@@ -164,7 +165,13 @@ def searcher(
     if not hasattr(planner, "seed"):
         if seeds > 1:
             raise InputError(f"`{planner.name}` draws nothing: {seeds} seeds find the same")
-        return partial(search, pool=pool) if pool.size > 1 else search
+        if pool.size == 1:
+            return search
+        if "pool" not in signature(search).parameters:
+            raise InputError(
+                f"`{planner.name}` searches in one process", hint="leave --jobs and --on-ray out"
+            )
+        return partial(search, pool=pool)
     if seeds == 1 and pool.size == 1:
         return search
     return partial(_from_seeds, planner, pool, seeds)

@@ -12,9 +12,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,8 @@ from foretell.plan.plan import (
 )
 from foretell.plan.prices import estimate
 from foretell.plan.program import FAMILIES, ONE_CHUNK
-from foretell.predict import Prediction, predict, predict_many
+from foretell.pool import Pool
+from foretell.predict import Prediction, predict_many
 from foretell.search.oracle.space import at_least
 from foretell.search.partition import Mesh, Partitioner, divisors, rows_of
 from foretell.workload import Workload
@@ -87,6 +88,7 @@ class Evaluator:
     forms: dict[str, str] = field(default_factory=dict)  # a plan as it is settled, and as asked
     ends: float = math.inf  # when the clock ends it, once there is an answer
     evaluations: int = 0  # plans predicted so far; one that is asked in two ways counts once
+    pool: Pool | None = None  # workers that share the predictions; None: this process
     left: set[str] = field(default_factory=set)  # plans, settled, from which moves were tried
     _settled: dict[Plan, str] = field(default_factory=dict)
     _plans: dict[str, Plan] = field(default_factory=dict)
@@ -144,18 +146,22 @@ class Evaluator:
                 self.evaluations += 1
                 self.forms[form] = text
                 able.append(plan)
-        try:
-            found: Sequence[Prediction | None] = predict_many(
-                able, self.workload, self.cluster, advises=False
-            )
-        except ForetellError:
-            found = [self._one(plan) for plan in able]
-        self.known |= {str(plan): one for plan, one in zip(able, found, strict=True)}
+        self.known |= {str(plan): one for plan, one in zip(able, self._predicted(able), strict=True)}
         self.known |= {text: self.known[first] for text, first in same.items()}
         mine = ((plan, self.known.get(str(plan))) for plan in plans)
         return [
             Found(plan, one, self.worth(one)) for plan, one in mine if one is not None and one.fits
         ]
+
+    def _predicted(self, plans: list[Plan]) -> list[Prediction | None]:
+        """Predictions here, or a part of them by each worker: the same either way."""
+        work = partial(_predictions, workload=self.workload, cluster=self.cluster)
+        if self.pool is None or len(plans) < 2:
+            return work(plans)
+        many = min(self.pool.size, len(plans))
+        cuts = [len(plans) * k // many for k in range(many + 1)]
+        parts = self.pool.map(work, [plans[a:b] for a, b in pairwise(cuts)])
+        return [one for part in parts for one in part]
 
     def new(self, plans: Iterable[Plan]) -> list[Plan]:
         """Plans that can be and are accepted, of which nothing is known yet."""
@@ -291,11 +297,17 @@ class Evaluator:
             self._settled[asked] = f"{inner} on {plan.placement}"
         return self._settled[asked]
 
-    def _one(self, plan: Plan) -> Prediction | None:
-        try:
-            return predict(plan, self.workload, self.cluster, advises=False)
-        except ForetellError:
-            return None
+
+def _predictions(
+    plans: Sequence[Plan], workload: Workload, cluster: Cluster
+) -> list[Prediction | None]:
+    """The prediction of each plan, None of those that cannot be; priced together where all can."""
+    try:
+        return list(predict_many(plans, workload, cluster, advises=False))
+    except ForetellError:
+        if len(plans) == 1:
+            return [None]
+        return [one for plan in plans for one in _predictions([plan], workload, cluster)]
 
 
 def is_uneven(plan: Plan) -> bool:
