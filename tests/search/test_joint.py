@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from foretell.api import plan
+from foretell.api.scaling import at_prices
 from foretell.cluster import Cluster, load
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan
 from foretell.plan.check import check
 from foretell.pool import opened
 from foretell.predict import predict
-from foretell.search.joint import Joint, power
+from foretell.search.joint import Joint, power, price
 from foretell.search.kit import in_order, parse, priced, renamed, searcher
 from foretell.search.oracle.planner import Oracle
 from foretell.search.partition import Partitioner, kinds, meshes, pipelines, rows_of
@@ -159,6 +160,21 @@ def test_energy_may_leave_devices_out_and_no_plan_is_below_the_bound() -> None:
     joules = [one.predicted * power(one.plan, cluster) for one in (frugal, fast)]
     assert joules[0] <= joules[1]
     assert 0 < fast.bound <= min(fast.predicted, *(p.step for p in fast.alternatives))
+
+
+def test_money_may_leave_nodes_out_and_needs_their_prices(tmp_path: Path) -> None:
+    cheap, dear = {**FAST, "device": "v100-16"}, {**FAST, "device": "a100-80"}
+    plain = _mixed(tmp_path, cheap, dear)
+    with pytest.raises(InputError, match="the price of"):
+        Joint(evaluations=12, objective="money").plan(GPT, plain)
+    listed = at_prices(plain, None, {"v100-16": 1.0, "a100-80": 40.0})
+    found = Joint(evaluations=24, objective="money", only="dp,tp,pp,zero,placement").plan(
+        GPT, listed
+    )
+    fast = Joint(evaluations=24, only="dp,tp,pp,zero,placement").plan(GPT, listed)
+    assert price(found.plan, listed) * found.predicted < price(fast.plan, listed) * fast.predicted
+    assert found.bound is None
+    assert any("cents a step" in note for note in found.notes)
 
 
 def test_blocks_and_recompute_are_split_by_stage_where_memory_is_short() -> None:

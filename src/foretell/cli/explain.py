@@ -35,6 +35,7 @@ SUPPOSED = {
     "tessel": ("as `schedule`; a repeating pattern is completed by a warm-up and a cool-down",),
     "disco": ("as `fusion`; the search backtracks as published",),
     "tag": ("as `placement`; samples are split evenly, and the tree begins at data parallelism",),
+    "paradl": ("as `oracle`; the closed form decides, nothing is sharded or recomputed",),
     "oracle": (
         "every rank of a layout computes as much as every other, at the same time",
         "steps in a row: the first one and its warm-up are not counted",

@@ -23,7 +23,7 @@ from foretell.cli.output import (
 )
 from foretell.errors import InputError
 
-OBJECTIVES = ("time", "energy")
+OBJECTIVES = ("time", "energy", "money")
 STOPPED = 130  # exit code of what Ctrl-C ended
 
 
@@ -56,7 +56,7 @@ STOPPED = 130  # exit code of what Ctrl-C ended
 @click.option("--resume", type=FILE, help="Checkpoint file: continue an earlier search.")
 @click.option(
     "--objective", type=click.Choice(OBJECTIVES), default="time", show_default=True,
-    help="Minimize seconds or joules of a step.",
+    help="Minimize seconds, joules or the price of a step.",
 )  # fmt: skip
 @click.option("--tokens", help="Choose GPUs instead: the cheapest for so many tokens (300B, 2T).")
 @click.option(
@@ -66,7 +66,7 @@ STOPPED = 130  # exit code of what Ctrl-C ended
     "--gpus", default="8..2048", show_default=True, help="With --tokens: GPU counts to try."
 )
 @click.option("--batch", type=click.IntRange(0), default=0, help="With --tokens: samples a step.")
-@click.option("--prices", type=FILE, help="With --tokens: TOML file, device = price per hour.")
+@click.option("--prices", type=FILE, help="TOML file: device = price per hour.")
 @calibration_option
 @pool_options
 @verbose_option
@@ -104,9 +104,10 @@ def command(
             bought.save(output)
         answer_result(bought, as_json, verbose)
         return
-    if days or batch or prices is not None:
+    if days or batch or (prices is not None and objective != "money"):
         raise InputError(
-            "--days, --batch or --prices without --tokens", hint="say how many: --tokens 300B"
+            "--days, --batch or --prices without --tokens",
+            hint="say how many: --tokens 300B, or for prices --objective money",
         )
     chosen = parse(planner)
     if runnable is None:
@@ -125,8 +126,8 @@ def command(
             tell(f"{doing}, best {words.seconds(best)}" if best < float("inf") else doing)
 
         found = plan(
-            named, cluster, chosen, seeds=seeds, calibration=calibration, pool=pool,
-            progress=progress,
+            named, _at_prices(cluster, prices), chosen, seeds=seeds, calibration=calibration,
+            pool=pool, progress=progress,
         )  # fmt: skip
     if output is not None:
         found.save(output)
@@ -134,6 +135,16 @@ def command(
     if found.stopped:
         say("stopped: this is the best plan so far")
         raise SystemExit(STOPPED)
+
+
+def _at_prices(cluster: str, prices: Path | None) -> Any:
+    """The cluster, its devices or nodes at the prices of a file."""
+    if prices is None:
+        return cluster
+    from foretell.api.scaling import at_prices, prices_of
+    from foretell.cluster import load
+
+    return at_prices(load(cluster), None, prices_of(prices))
 
 
 def _is_script(workload: str) -> bool:

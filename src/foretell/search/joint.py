@@ -87,6 +87,8 @@ _SAID = ("dp", "zero", "shard", "micro_batch", "global_batch", "chunks", "sp", "
 _PLAIN = Plan()
 
 
+HOUR = 3600.0
+FAILING = 1000  # devices: with more of them an answer says what failures cost
 ALTERNATIVES = 4  # next-best plans that an answer names
 WIDE = 64  # devices: with more of them, tensor-parallel ranks share a node if any layout fits
 PARTITIONED = 40  # pipelines of which blocks and recompute are split by the dynamic program
@@ -210,7 +212,7 @@ class Joint(Planner):
     runnable: bool = False  # only plans that `foretell run` executes
     only: str = ""  # axes that are searched, with commas between; all where empty
     fix: str = ""  # fields that have a value: dp=8,tp=2
-    objective: Literal["time", "energy"] = "time"  # energy: of the devices a plan uses
+    objective: Literal["time", "energy", "money"] = "time"  # of the devices or nodes a plan uses
     seconds: float = 0.0  # of the clock, at most; 0 for no limit, and the same answer everywhere
     resume: str = ""  # a file of what was simulated: read where it is there, written at the end
 
@@ -302,14 +304,15 @@ class _Search:
 
     def _cost(self) -> Callable[[Plan, float], float]:
         """What is made least."""
-        if self.options.objective == "time":
-            return lambda plan, step: step
-        dark = {device.name for device in self.cluster.devices if not device.watts}
-        if dark:
-            raise InputError(
-                f"the board power of `{min(dark)}` is not known", hint="add `watts` to its file"
-            )
-        return lambda plan, step: step * power(plan, self.cluster)
+        cluster, objective = self.cluster, self.options.objective
+        if objective == "energy":
+            _require_known("board power", "watts", {d.name: d.watts for d in cluster.devices})
+            return lambda plan, step: step * power(plan, cluster)
+        if objective == "money":
+            known = {cluster.node(r).name: _node_price(cluster, r) for r in range(cluster.size)}
+            _require_known("price", "price", known)
+            return lambda plan, step: step * price(plan, cluster)
+        return lambda plan, step: step
 
     def _accepts(self, plan: Plan) -> bool:
         if self.options.runnable and unsupported(plan):
@@ -568,15 +571,16 @@ class _Search:
             yield plan.but(layers=(), placement=tuple(rank for some in assigned for rank in some))
 
     def fewer_devices(self) -> Iterator[Offers]:
-        """The best layouts on the fastest kinds of device, or for energy on fewer nodes."""
+        """The best layouts on the fastest kinds; for energy and money on fewer devices too."""
         if not self.within.is_free("placement"):
             return
         every = partition.kinds(self.cluster)
         parts = [
             tuple(rank for kind in every[:count] for rank in kind) for count in range(1, len(every))
         ]
-        if self.options.objective == "energy":
-            parts += [every[0][: len(every[0]) >> k] for k in (1, 2, 3) if len(every[0]) >> k]
+        if self.options.objective != "time":
+            halves = [kind[: len(kind) >> k] for kind in every for k in range(4)]
+            parts += [ranks for ranks in halves if 0 < len(ranks) < self.cluster.size]
         for ranks in dict.fromkeys(parts):
             machines = self.cluster.subset(ranks)
             plans = self._offered(self._plain_layouts(machines), machines)
@@ -645,9 +649,9 @@ class _Search:
         alternatives = tuple(p for p in apart.values() if self.on.worth(p) >= self._worth(best))
         is_time = self.options.objective == "time"
         if not is_time:
-            joules = self._worth(best) / 1e3
-            notes += (f"{joules:.4g} kJ a step at the board power of the devices it uses",)
+            notes += (self._spent(best),)
         notes += reasons(best.prediction, alternatives, self.cluster)
+        notes += _long_run(best.prediction, self.cluster)
         notes += tuple(f"{other}: {why}" for other, why in self.failed.items())
         by_fusion = self.best.get(FusionPlanner.name)
         fused = float("inf") if by_fusion is None else by_fusion.bound or 0.0
@@ -658,6 +662,13 @@ class _Search:
             cpu=time.process_time() - self.began, notes=notes, alternatives=alternatives,
         )  # fmt: skip
 
+    def _spent(self, best: Planned) -> str:
+        """What a step costs by the objective."""
+        if self.options.objective == "energy":
+            joules = self._worth(best) / 1e3
+            return f"{joules:.4g} kJ a step at the board power of the devices it uses"
+        return f"{100 * self._worth(best):.4g} cents a step at the price of the nodes it uses"
+
     def _worth(self, one: Planned) -> float:
         return self.on.worth(one.prediction) if one.prediction is not None else one.predicted
 
@@ -667,15 +678,36 @@ def op_count(workload: Workload) -> int:
     return 2 * sum(layer.times * len(list(layer.works())) for layer in workload.layers)
 
 
+def _require_known(what: str, key: str, values: Mapping[str, float]) -> None:
+    """Raise where a device or node lacks what an objective counts."""
+    for name in sorted(name for name, value in values.items() if not value):
+        raise InputError(f"the {what} of `{name}` is not known", hint=f"add `{key}` to its file")
+
+
+def _used_ranks(plan: Plan) -> set[int]:
+    """The devices that have work in a plan."""
+    if plan.segments:
+        return {rank for row in plan.segments for rank in ranks_of(row[1])}
+    if plan.groups:
+        return {int(item.partition(":")[0]) for row in plan.groups for item in row[3:]}
+    return set(plan.placement or range(plan.ranks))
+
+
 def power(plan: Plan, cluster: Cluster) -> float:
     """Board power of the devices that a plan uses, in watts."""
-    if plan.segments:
-        ranks = {rank for row in plan.segments for rank in ranks_of(row[1])}
-    elif plan.groups:
-        ranks = {int(item.partition(":")[0]) for row in plan.groups for item in row[3:]}
-    else:
-        ranks = set(plan.placement or range(plan.ranks))
-    return float(sum(cluster.devices[rank].watts for rank in ranks))
+    return float(sum(cluster.devices[rank].watts for rank in _used_ranks(plan)))
+
+
+def price(plan: Plan, cluster: Cluster) -> float:
+    """Money per second of the nodes that a plan uses."""
+    firsts = {int(cluster.nodes[rank]): rank for rank in _used_ranks(plan)}
+    return sum(_node_price(cluster, rank) for rank in firsts.values()) / HOUR
+
+
+def _node_price(cluster: Cluster, rank: int) -> float:
+    """Money per hour of the node of a rank; 0 where it is not known."""
+    node = cluster.node(rank)
+    return node.price or sum(device.price for device in node.devices)
 
 
 def _kind(plan: Plan) -> str:
@@ -836,6 +868,19 @@ def reasons(
     if apart:
         told.append(_next(best, apart[0]))
     return tuple(told)
+
+
+def _long_run(best: Prediction | None, cluster: Cluster) -> tuple[str, ...]:
+    """On many devices: what failures and checkpoints leave of the time."""
+    if best is None or cluster.size < FAILING:
+        return ()
+    from foretell.search.purchase import goodput
+
+    share = goodput(best, cluster)
+    return (
+        f"goodput {_percent(share)} with failures and checkpoints: "
+        f"{best.step / share:.4g} s a step over a long run",
+    )
 
 
 def _bottleneck(best: Prediction) -> str:

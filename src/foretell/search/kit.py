@@ -38,6 +38,7 @@ Progress = Callable[[str, float], None]  # what is being done, and the best step
 PLANNERS: dict[str, tuple[str, str]] = {
     "joint": ("joint", "Joint"),
     "oracle": ("oracle.planner", "Oracle"),
+    "paradl": ("oracle.planner", "ParaDL"),
     "placement": ("placement.planner", "PlacementPlanner"),
     "tag": ("placement.planner", "Tag"),
     "fusion": ("fusion.planner", "FusionPlanner"),

@@ -146,7 +146,9 @@ class Evaluator:
                 self.evaluations += 1
                 self.forms[form] = text
                 able.append(plan)
-        self.known |= {str(plan): one for plan, one in zip(able, self._predicted(able), strict=True)}
+        self.known |= {
+            str(plan): one for plan, one in zip(able, self._predicted(able), strict=True)
+        }
         self.known |= {text: self.known[first] for text, first in same.items()}
         mine = ((plan, self.known.get(str(plan))) for plan in plans)
         return [
@@ -677,6 +679,8 @@ def _recompute_moves(plan: Plan, blocks: int) -> Iterator[Plan]:
     if plan.recompute == "none":
         return
     yield plan.but(recompute="none", recompute_layers=0)
+    if not plan.offload:  # the optimizer's state leaves its room to activations
+        yield plan.but(recompute="none", recompute_layers=0, offload=True)
     if plan.recompute == "full":
         yield plan.but(recompute="selective", recompute_layers=0)
     now = plan.recompute_layers or blocks

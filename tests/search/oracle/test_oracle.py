@@ -22,7 +22,7 @@ from foretell.search.oracle import (
     strategy,
     sweep,
 )
-from foretell.search.oracle.planner import Oracle
+from foretell.search.oracle.planner import Oracle, ParaDL
 from foretell.search.oracle.scale import front, more_or_less
 from foretell.workload import load
 
@@ -304,3 +304,13 @@ class TestAnswer:
         path.write_text(words)
         with pytest.raises(InputError):
             oracle("resnet50", "abci", "4", prices=path)
+
+
+def test_paradl_takes_the_best_closed_form_of_its_own_strategies() -> None:
+    model, cluster = load("gpt:layers=8,hidden=1024,heads=16"), machines("dgx-a100")
+    found = ParaDL().plan(model, cluster)
+    assert (found.plan.zero, found.plan.recompute) == (0, "none")
+    assert found.alternatives == ()  # one is simulated
+    own = ParaDL().own()
+    assert own is not None
+    assert own.plan(model, cluster).predicted <= found.predicted

@@ -36,8 +36,7 @@ class Oracle(Planner):
     ) -> Planned:  # fmt: skip
         begin = time.process_time()
         batch = self.batch or workload.batch * cluster.size
-        space = Space(dtype=self.dtype, framework=self.framework)
-        plans = layouts(workload, cluster.size, batch, per_node(cluster), space)
+        plans = layouts(workload, cluster.size, batch, per_node(cluster), self.space())
         plans = with_cuts(plans, workload, cluster)
         progress(f"{len(plans)} layouts", float("inf"))
         found = choose(plans, workload, cluster, most=self.simulate, pool=pool)
@@ -51,6 +50,30 @@ class Oracle(Planner):
             found.bound, found.layouts, time.process_time() - begin, notes,
             alternatives=found.others[:ALTERNATIVES],
         )  # fmt: skip
+
+    def space(self) -> Space:
+        """The layouts that are compared."""
+        return Space(dtype=self.dtype, framework=self.framework)
+
+
+@dataclass(frozen=True)
+class ParaDL(Oracle):
+    """ParaDL's own choice: the best closed form of its strategies, without ZeRO and recompute."""
+
+    name: ClassVar[str] = "paradl"
+    source: ClassVar[str] = "Kahira et al., ParaDL, HPDC 2021"
+    simulate: int = 1  # the one that is chosen, so that it has the step of `predict`
+
+    def space(self) -> Space:
+        """Data, spatial, filter and channel parallelism, pipelines, and data beside each."""
+        return Space(
+            dtype=self.dtype, framework=self.framework, recompute=("none",), zero=(0,),
+            chunks=(1,), schedules=("gpipe",),
+        )  # fmt: skip
+
+    def own(self) -> Planner:
+        """The oracle: as many layouts of a larger space in closed form, the best simulated."""
+        return Oracle(batch=self.batch, dtype=self.dtype, framework=self.framework)
 
 
 def _baselines(swept: Swept) -> dict[str, float]:

@@ -308,8 +308,9 @@ def choose(
     bounds = at_least(swept.found)[order]
     found: list[Prediction] = []
     at = 0
-    while at < min(most, len(order)):
-        group = [swept.plans[i] for i in order[at : at + GROUP].tolist()]
+    while at < len(order) and (at < most or not found):
+        many = min(GROUP, max(most - at, 1))
+        group = [swept.plans[i] for i in order[at : at + many].tolist()]
         found += [p for p in _simulated(group, workload, cluster, pool) if p.fits]
         at += len(group)
         if found and at < len(order) and min(p.step for p in found) <= bounds[at:].min():
