@@ -20,6 +20,7 @@ from foretell.predict import predict
 from foretell.search.joint import Joint
 from foretell.search.kit import priced
 from foretell.simulate import simulate
+from foretell.simulate.memory import peak_bytes
 from foretell.workload import load as load_workload
 
 MODELS = ("gpt:layers=4,hidden=512,heads=8", "llama:layers=6,hidden=1024,heads=8", "bert:batch=4")
@@ -176,3 +177,48 @@ def test_no_plan_of_the_space_that_predict_accepts_beats_the_search(model: str) 
         assert not other.fits or best.predicted <= other.step * (1 + 1e-9)
 
     holds()
+
+
+def _holds_what_is_predicted(plan: Plan, model: str, on: str) -> None:
+    """The buffers of the lowered graph peak at the memory that is predicted, part by part."""
+    workload, cluster = load_workload(model), load_cluster(on)
+    found = predict(plan, workload, cluster)
+    assert sum(found.memory.values()) == pytest.approx(found.peak, rel=1e-9)
+    assert peak_bytes(simulate(lower(plan, workload, cluster))) == pytest.approx(
+        found.peak, rel=1e-9
+    )
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from([*MODELS, "moe:layers=4", "resnet50:batch=8", "t5"]),
+    st.sampled_from(CLUSTERS), plans, st.sampled_from(["", "ddp", "fsdp", "megatron-core"]),
+    st.booleans(),
+)  # fmt: skip
+def test_the_graph_of_a_plan_holds_what_is_predicted(
+    model: str, on: str, fields: dict[str, Any], framework: str, offload: bool
+) -> None:
+    ranks = load_cluster(on).size
+    plan = _plan(fields, ranks, ranks * 8).but(framework=framework, offload=offload)
+    try:
+        predict(plan, load_workload(model), load_cluster(on))
+    except ForetellError:
+        return
+    _holds_what_is_predicted(plan, model, on)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "groups=embedding+block.1+all-reduce+0:8+1:8/block.2+head+ps+2:10+3:6,global_batch=16",
+        "segments=2+0-3+tp:2+recompute:full/2+4-7+zero:3,micro_batch=4,global_batch=32",
+        "stages=0+embedding+block*2+offload/1+block*2+head+recompute,"
+        "actions=0F0+0F1+0B0+0B1/1F0+1B0+1F1+1B1,micro_batch=1,global_batch=2",
+        "stages=0+embedding+block*2+frozen/1+block*2+head,"
+        "actions=0F0+0F1/1F0+1I0+1F1+1W0+1I1+1W1,micro_batch=4,global_batch=8,"
+        "framework=megatron-core",
+        "stages=0+embedding+block*4+head,actions=0F0+0F1,micro_batch=1,global_batch=2",
+    ],
+)
+def test_the_graph_of_a_placed_plan_holds_what_is_predicted(plan: str) -> None:
+    _holds_what_is_predicted(Plan.parse(plan), MODELS[0], "dgx-a100")

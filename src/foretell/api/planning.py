@@ -73,6 +73,7 @@ UNSURE = {
     "lone": "the framework was measured by one source only",
 }
 HELD = {"optimizers": "optimizer state", "buffers": "communication buffers"}
+HELD |= {"rounding": "allocator rounding"}
 
 
 @dataclass(frozen=True, repr=False)

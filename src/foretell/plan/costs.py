@@ -650,8 +650,13 @@ class Memory:
         return out
 
     def parts(self) -> dict[str, float]:
-        """Bytes by what they are for, of the first entry."""
-        return {name: float(np.ravel(getattr(self, name))[0]) for name in _HELD}
+        """Bytes by what they are for, of the first entry; together they are the peak."""
+        return rounded({name: float(np.ravel(getattr(self, name))[0]) for name in _HELD})
+
+
+def rounded(parts: dict[str, float]) -> dict[str, float]:
+    """The same parts, with what the allocator adds to them."""
+    return parts | {"rounding": (ROUNDING - 1) * sum(parts.values())}
 
 
 _HELD = ("parameters", "gradients", "optimizers", "activations", "buffers", "workspace")

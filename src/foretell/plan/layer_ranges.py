@@ -54,6 +54,7 @@ from foretell.plan.costs import (
     costs,
     layer_parts,
     own_weights,
+    rounded,
     trained_tensors,
 )
 from foretell.plan.framework import Running, running
@@ -69,6 +70,7 @@ from foretell.plan.prices import (
 from foretell.plan.program import (
     BACKWARD,
     FORWARD,
+    HELD_AS,
     Buffer,
     Message,
     Piece,
@@ -865,8 +867,8 @@ class GroupStep(ResolvedStep):
         out.turns = [(self.cells[q, rank], 0) for q, one in ends for rank in one.ranks]
         self._add_end(out)
         for rank in self.ranks:
-            for kind, size in self._held_bytes[rank].items():
-                out.buffers.append(Buffer(rank, _HELD.get(kind, "activation"), kind, size))
+            for kind, size in rounded(self._held_bytes[rank]).items():
+                out.buffers.append(Buffer(rank, HELD_AS[kind], kind, size))
         return out
 
     def _lane(self, rank: int, *, comm: bool = False) -> int:
@@ -1021,18 +1023,15 @@ class GroupStep(ResolvedStep):
                     parts, moment = one.holds(self.costs, rank, flying[rank, q])
                     total = {key: total[key] + parts[key] for key in total}
                     brief = max(brief, moment)
-            out[rank] = total | {"buffers": brief}
+            program = self.costs.run.profile.runtime
+            out[rank] = total | {"buffers": brief, "program": program}
         return out
 
     def memory(self) -> tuple[float, float, dict[str, float]]:
         """Bytes of the fullest rank, how many are missing there, and what they are."""
-        program = {"program": self.costs.run.profile.runtime}
-        each = [self._held_bytes[rank] | program for rank in self.ranks]
+        each = [self._held_bytes[rank] for rank in self.ranks]
         most = [ROUNDING * sum(parts.values()) for parts in each]
         devices = [self.cluster.devices[rank] for rank in self.ranks]
         over = [m - d.memory * USABLE for m, d in zip(most, devices, strict=True)]
         worst = int(np.argmax(over if max(over) > 0 else most))
-        return most[worst], max(over[worst], 0.0), each[worst]
-
-
-_HELD = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}
+        return most[worst], max(over[worst], 0.0), rounded(each[worst])

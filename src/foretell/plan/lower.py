@@ -59,6 +59,7 @@ from foretell.plan.prices import (
 from foretell.plan.program import (
     BACKWARD,
     FORWARD,
+    HELD_AS,
     WEIGHT,
     Buffer,
     Message,
@@ -468,10 +469,9 @@ def _add_tied(
 
 def _add_buffers(out: Program, one: PricedStage, chunks: int) -> None:
     """What a rank holds for good, and what each micro-batch keeps from forward to backward."""
-    parts = one.memory.parts()
-    for kind in ("parameter", "gradient", "optimizer", "workspace"):
-        size = parts.get(f"{kind}s", parts.get(kind, 0.0))
-        out.buffers.append(Buffer(one.rank, kind, kind, size))
+    for name, size in one.memory.parts().items():
+        if name != "activations":
+            out.buffers.append(Buffer(one.rank, HELD_AS[name], name, size))
     each = float(one.memory.each[0]) / chunks
     name = "kept for the backward"
     out.buffers.append(Buffer(one.rank, "activation", name, each, one.index))

@@ -584,13 +584,21 @@ class EndTask(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """Bytes of a rank: for good, or of every micro-batch of a stage until its last backward."""
+    """Bytes of a rank: for good, or of every micro-batch of a stage while some tasks run."""
 
     rank: int
     kind: str
     name: str
     bytes: float
     stage: int = NONE
+    first: int = FORWARD  # from the start of these tasks of a micro-batch
+    last: int = NONE  # to the end of these; of its last backward where NONE
+
+
+# Kinds of buffers by the names that predictions have for what is held.
+HELD_AS = {"parameters": "parameter", "gradients": "gradient", "activations": "activation"}
+HELD_AS |= {"optimizers": "optimizer", "optimizer": "optimizer", "workspace": "workspace"}
+HELD_AS |= {"buffers": "bucket", "program": "other", "rounding": "other"}
 
 
 @dataclass
@@ -938,9 +946,9 @@ def _write_buffers(draft: _Draft, program: Program, spans: _Spans) -> None:
     for one in program.buffers:
         born = dies = np.array([NONE])
         if one.stage != NONE:
-            born = spans.first[FORWARD, one.stage].reshape(-1)
+            born = spans.first[one.first, one.stage].reshape(-1)
             final = WEIGHT if (spans.last[WEIGHT, one.stage] >= 0).any() else BACKWARD
-            dies = spans.last[final, one.stage].reshape(-1)
+            dies = spans.last[final if one.last == NONE else one.last, one.stage].reshape(-1)
         draft.buffer(
             len(born), one.kind, one.name, bytes=one.bytes, rank=one.rank, born=born, dies=dies
         )

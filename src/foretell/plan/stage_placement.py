@@ -580,11 +580,24 @@ class PlacedStep(ResolvedStep):
         for rank in lanes:
             size = constant(self.prices, self.found, rank, trains=bool(self.trained))
             out.buffers.append(Buffer(rank, "parameter", "weights and their state", size))
-        for s in sorted(self.trained):
-            for rank in () if "offload" in self.found[s].ways else self.groups[s]:
-                name, kept = "kept for the backward", self.bills[s].kept
-                out.buffers.append(Buffer(rank, "activation", name, kept, s))
+            out.buffers.append(Buffer(rank, "other", "program", _runtime(self.prices)))
+        for s, place in enumerate(self.found):
+            for rank in self.groups[s]:
+                out.buffers += self._activations(rank, s, "offload" in place.ways)
         return out
+
+    def _activations(self, rank: int, s: int, is_offloaded: bool) -> list[Buffer]:
+        """What a rank holds of each micro-batch of a stage: for its backward, and for a moment."""
+        paid, name = self.bills[s], "kept for the backward"
+        brief = Buffer(rank, "workspace", "forward", paid.brief, s, FORWARD, FORWARD)
+        if s not in self.trained:
+            return [brief]
+        kept = Buffer(rank, "activation", name, paid.kept, s)
+        some = [kept]
+        if is_offloaded:
+            some = [kept._replace(last=FORWARD), kept._replace(first=BACKWARD)]
+        back = Buffer(rank, "workspace", "backward", paid.moment, s, BACKWARD, BACKWARD)
+        return [*some, brief, back]
 
     def priced_layers(self) -> list[tuple[tuple[int, ...], Costs, Sequence[float]]]:
         """Of every stage its ranks, the prices of all layers, and how often each runs there."""
