@@ -120,6 +120,7 @@ class Autocast(Rewrite):
         self.raised: set[int] = set()  # storages that are wide because autocast has made them so
         self.written = written_out(tape.ops)
         self.back: list[Op] = []  # casts of gradients that wait for the end of their node
+        self.cast_sizes: dict[int, set[float]] = {}  # numbers in cast inputs, by node
 
     def run(self) -> Tape:
         forward = [k for k, o in enumerate(self.before.ops) if o.phase in FORWARD]
@@ -181,10 +182,12 @@ class Autocast(Rewrite):
             self.shrink(op)
         elif (op.name in WIDE and casts) or self.raised.intersection(op.reads):
             self.raised.update(op.makes)
-        self.ops.append(_with(op, casts))
+        sizes = {self.storages[k].count for k in casts if is_narrow}
+        self.ops.append(self.without_copies(_with(op, casts), sizes))
         self.decide(self.ops[-1], is_narrow)
         if op.node != NONE:
             self.node_is_narrow[op.node] = is_narrow
+            self.cast_sizes[op.node] = sizes
             self.differentiable.update(op.makes)
 
     def asked(self, k: int, at: int) -> int | None:
@@ -238,7 +241,8 @@ class Autocast(Rewrite):
 
     def shrink(self, op: Op) -> None:
         """Outputs of an op become half precision; statistics of norms and attention do not."""
-        makes = op.makes[:1] if "norm" in op.name or "attention" in op.name else op.makes
+        has_more = "norm" in op.name or "attention" in op.name
+        makes = op.makes[:1] if has_more and op.phase in FORWARD else op.makes
         for k in makes:
             s = self.storages[k]
             if s.is_float and s.item == 4:
@@ -250,11 +254,20 @@ class Autocast(Rewrite):
             op.node not in self.node_is_narrow and self.all_narrow(op)
         )
         if is_narrow and op.makes:
-            op = self.narrowed(op)
+            op = self.without_copies(self.narrowed(op), self.cast_sizes.get(op.node, set()))
         self.ops.append(op)
         if op.ends:  # by then the node has let go of what it kept
             self.ops += self.back
             self.back = []
+
+    def without_copies(self, op: Op, sizes: set[float]) -> Op:
+        """An op without copies of (parts of) inputs of such sizes, which a cast has made dense."""
+
+        def is_copy(k: int) -> bool:
+            s = self.storages[k]
+            return s.kind == BufferKind.WORKSPACE and any(n % s.count == 0 for n in sizes)
+
+        return replace(op, makes=tuple(k for k in op.makes if not is_copy(k)))
 
     def narrowed(self, op: Op) -> Op:
         """A backward op that makes narrow gradients; those of parameters are cast back."""

@@ -27,6 +27,7 @@ from math import prod
 from foretell.graph.graph import NONE, BufferKind, Phase
 from foretell.memory.outputs import RULES, broadcast, workspace
 from foretell.memory.recurrent import ALIASES
+from foretell.memory.recurrent import BACKWARD as RECURRENT_BACKWARD
 from foretell.memory.tape import FLOATS, ITEMS, WIDENED, Call, Dims, Key, Op, Storage
 from foretell.operators import having, places
 
@@ -239,6 +240,7 @@ class Flow(Tensors):
         self.nodes = nodes  # backward calls by sequence number
         self.node = NONE
         self.depth = 0  # operators around the one at hand
+        self.copies = set[int]()  # that an operator makes of its inputs, for itself
 
     def visit(self, call: Call) -> None:
         """One call, or the calls inside it."""
@@ -308,7 +310,10 @@ class Flow(Tensors):
         if call.name in _SUMS and first is not None and first == call.tensor(1):
             self.summed = makes[0] if makes else taken[0].storage
         self.kept.update(keeps)
-        self.note(call, taken, makes, keeps, NONE if node is None else call.sequence)
+        copies = tuple(self.storage(key, BufferKind.WORKSPACE) for key in _copies(call))
+        self.copies.update(copies)
+        number = NONE if node is None else call.sequence
+        self.note(call, taken, makes + copies, keeps, number)
 
     def note(
         self, call: Call, taken: Sequence[Tensor], makes: tuple[int, ...], keeps: tuple[int, ...],
@@ -400,8 +405,8 @@ class Flow(Tensors):
                 self.visit(inner)
             name = call.name.removeprefix(EVALUATE)
             reads = tuple(t.storage for _, t in entered)
-            made = range(before, len(self.storages))  # a formula holds what it has named to its end
-            reads += tuple(made) if len(made) >= _FORMULA else ()
+            made = [k for k in range(before, len(self.storages)) if k not in self.copies]
+            reads += tuple(made) if len(made) >= _FORMULA else ()  # named values live to its end
             self.ops.append(Op(name, self.phase, self.node, reads, ends=True))
             is_same = all(self.inside[key][-1] is t for key, t in entered)
             if is_same and len(self.storages) == before:
@@ -468,6 +473,19 @@ def _solved(sizes: Sequence[int], total: int) -> Dims:
 def _nested(call: Call) -> bool:
     """Whether an operator only prepares for another of its name, as autocast's casts do."""
     return any(c.name == call.name for c in call.inner)
+
+
+def _copies(call: Call) -> list[Key]:
+    """Inputs in another format or layout that an operator makes for itself, as `sum` of booleans.
+
+    Gradients of recurrent weights come after those of inputs, when the copies for these are gone.
+    """
+    found = []
+    for inner in call.walk():
+        x = inner.tensor(0)
+        if inner is not call and x is not None and inner.name in ("_to_copy", "clone"):
+            found.append((x[0], inner.code(1) or x[1] if inner.name == "_to_copy" else x[1]))
+    return found[-1:] if call.name == RECURRENT_BACKWARD else found
 
 
 def _is_unsaid(call: Call) -> bool:

@@ -266,6 +266,7 @@ _FFT = re.compile(r"fft2d_r2c_(\d+)x")
 _FLIP = re.compile(r"flip_filter")
 _WINOGRAD = re.compile(r"winograd_nonfused|winogradForward\w*4x4")
 _COPY = re.compile(r"nchwToNhwc|nhwcToNchw")
+_REORDER = re.compile(r"region_transform_ABC")
 _LINE, _VOLUME = 3, 5  # dims of what convolutions go over
 _AT_ONCE = 2  # tiles of one image
 _TILE, _GROWN = 4, 36  # numbers a side of a Winograd tile, and numbers it becomes
@@ -285,10 +286,15 @@ def workspace(call: Call) -> tuple[float, str]:
     item = ITEMS.get(dtype, 4)
     found = [(0.0, 0.0)]
     is_turned = any(map(_FLIP.search, kernels))
+    is_filter = is_turned and call.name == "convolution_backward"
     if len(x) == _VOLUME:
         kernels = [name for name in kernels if _COPY.search(name)]
     for tile in {int(m[1]) for name in kernels if (m := _FFT.search(name))}:
-        found.append(_fft(x, y, w, tile, is_turned))
+        is_whole = is_filter and any(f"fft2d_r2c_{tile}x{tile}<float>(" in k for k in kernels)
+        is_twice = any(map(_REORDER.search, kernels))
+        found.append(
+            _fft_filter(x, y, w, tile, is_twice) if is_whole else _fft(x, y, w, tile, is_turned)
+        )
     if any(map(_WINOGRAD.search, kernels)):
         found.append(_winograd(x, y, w))
     numbers = [prod(x), prod(y), prod(w)]
@@ -337,6 +343,17 @@ def _fft(x: Dims, y: Dims, w: Dims, tile: int, is_turned: bool) -> tuple[float, 
     if is_turned:
         return spectrum * at_once * 2 * x[1], 2 * filters + 4.0 * prod(w)
     return spectrum * at_once * (x[1] + y[1]), filters
+
+
+def _fft_filter(x: Dims, y: Dims, w: Dims, tile: int, is_twice: bool) -> tuple[float, float]:
+    """Bytes of a filter's gradient by spectra of whole images.
+
+    One side of the images is turned round first. Where spectra are put into another order before
+    they are multiplied, both orders are there; the result then takes the place of the first.
+    """
+    spectrum = tile * (tile // 2 + 1) * 8.0
+    images = spectrum * x[0] * (x[1] + y[1]) * (2 if is_twice else 1)
+    return images + 4.0 * prod(y), 0.0 if is_twice else spectrum * w[0] * w[1]
 
 
 def _winograd(x: Dims, y: Dims, w: Dims) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from foretell.memory.tape import CODES, ITEMS, Call, Key
 
 FORWARD, BACKWARD = "_cudnn_rnn", "_cudnn_rnn_backward"
 ALIASES = {FORWARD: (3,), BACKWARD: (3,)}  # inputs that are views of parameters
-_BATCH_FIRST = 10  # place of that argument
+_BATCH_FIRST, _FLAT = 10, 3  # places of arguments; _FLAT: all weights as one tensor
 _BYTE = "unsigned char"
 
 
@@ -40,9 +40,18 @@ def recurrent_backward(call: Call) -> list[Key]:
 
 
 def _weights(call: Call) -> list[Key]:
-    """The parameters, which are given as a list, in the format of the input."""
+    """The parameters, which are given as a list, in the format of the input.
+
+    A trace leaves out lists of more than thirty tensors. Then the backward tells their sizes, where
+    it shapes each gradient, and the forward their sum, as one flat tensor.
+    """
     x = call.tensor(0)
-    return [(dims, x[1]) for dims, dtype in call.tensors() if x and dims and not dtype]
+    if x is None:
+        return []
+    listed = [dims for dims, dtype in call.tensors() if dims and not dtype]
+    shaped = [tuple(c.ints(1) or ()) for c in call.inner if c.name == "resize_"]
+    flat = call.tensor(_FLAT)
+    return [(dims, x[1]) for dims in listed or shaped or ([flat[0]] if flat else [])]
 
 
 def _workspace(call: Call, raw: list[int]) -> list[Key]:
