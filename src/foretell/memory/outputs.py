@@ -114,6 +114,10 @@ def layer_norm(call: Call) -> list[Key]:
     return [x, rows, rows]
 
 
+def rms_norm(call: Call) -> list[Key]:
+    return layer_norm(call)[:2]
+
+
 def group_norm(call: Call) -> list[Key]:
     x, groups = call.tensor(0), call.ints(6)
     stats: Key = ((x[0][0] * (groups or [1])[0],), x[1]) if x and x[0] else ((), "float")
