@@ -106,3 +106,18 @@ def test_as_many_casts_as_the_trace_under_autocast_has(model):
     found.run()
     casts = sum(c.elements > 1 for d in found.decisions for c in d.casts)
     assert casts == pytest.approx(copies[1] - copies[0], rel=0.25)
+
+
+def test_a_copy_for_the_layout_goes_where_a_cast_makes_one():
+    """A cast makes its result dense; what half precision reads as it is, is copied as before."""
+    copy = Storage(32.0, kind=int(BufferKind.WORKSPACE))
+    ops = [Op("convolution", 2, 1, (0, 1), (2, 3)), Op("convolution", 2, 2, (2, 1), (4, 5))]
+    first, second = (d.op for d in follow(ops, [INPUT, WEIGHT, MADE, copy, MADE, copy]))
+    assert (first.makes, second.makes) == ((2,), (4, 5))
+
+
+def test_images_are_enlarged_in_fp32():
+    ops = [Op("convolution", 2, 1, (0, 1), (2,)), Op("upsample_bilinear2d", 2, 2, (2,), (3,))]
+    large = follow(ops, [INPUT, WEIGHT, MADE, MADE])[1]
+    assert not large.is_narrow
+    assert [c.to_half for c in large.casts] == [False]

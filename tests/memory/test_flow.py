@@ -158,3 +158,17 @@ def test_a_formula_of_the_backward_pass_holds_what_it_has_named():
     several = [call("mul", x, x, phase=Phase.BACKWARD) for _ in range(6)]
     calls[at] = node("ReluBackward0", 2, x, inner=several)
     assert occupancy(tape_of(calls)).peak - occupancy(tape_of(step(1))).peak >= 4 * ACTIVATION
+
+
+def test_a_sum_of_booleans_counts_in_whole_numbers():
+    """They are copied first, eight bytes each; the copy goes with the operator."""
+    x = (BATCH, WIDTH)
+    cast = call("_to_copy", x, values=("", "4"), phase=Phase.LOSS)
+    calls = [*forward(1), call("sum", x, phase=Phase.LOSS, inner=[cast])]
+    calls += [c for c in step(1) if c.phase == Phase.BACKWARD]
+    tape = tape_of(calls)
+    found = occupancy(tape)
+    at = next(k for k, o in enumerate(tape.ops) if o.name == "sum")
+    copies = [k for k in tape.ops[at].makes if tape.storages[k].kind == BufferKind.WORKSPACE]
+    assert [tape.storages[k].bytes for k in copies] == [2 * ACTIVATION]
+    assert [found.born[k] for k in copies] == [found.dies[k] for k in copies] == [at]

@@ -49,3 +49,25 @@ def test_the_peak_of_a_language_model(times, measured):
 def test_the_peak_of_its_step_under_autocast():
     tape = decode(read(STEP / "rnnlm.amp_bf16.json.gz").graph.facts[FACT])
     assert peak_bytes(tape) / MIB == pytest.approx(2399.2 - SURPLUS, rel=0.02)
+
+
+def shaped(*sizes):
+    return [Call("resize_", ((1,),), ("float",), ("", str([*dims]))) for dims in sizes]
+
+
+def test_weights_of_which_the_trace_has_no_list_are_as_large_as_their_flat_tensor():
+    """A trace leaves out lists of more than thirty tensors."""
+    inputs = (INPUTS[0], (), *INPUTS[2:])
+    inner = [empty([20, 8, 1000]), empty([24_100_000], 0), empty([4_000_000], 0)]
+    forward = Call("_cudnn_rnn", inputs, TYPES, ("",) * 11, inner=inner)
+    made = [dims for dims, _ in RULES["_cudnn_rnn"](forward)]
+    assert made[-2:] == [(6_008_000,), ((24_100_000 - 4 * 6_008_000) // 4,)]
+    backward = Call("_cudnn_rnn_backward", inputs, TYPES, inner=shaped(*WEIGHTS))
+    assert [dims for dims, _ in RULES["_cudnn_rnn_backward"](backward)][3:] == list(WEIGHTS)
+
+
+@pytest.mark.parametrize(("model", "measured"), [("both_ways", 1193.9), ("remembering", 1743.6)])
+def test_the_peak_of_speech_and_of_an_agent(model, measured):
+    trace = STEP.parents[1] / "fresh" / "h200" / f"{model}.base.json.gz"
+    peak = peak_bytes(decode(read(trace).graph.facts[FACT]))
+    assert peak / MIB == pytest.approx(measured, rel=0.04)

@@ -4,6 +4,7 @@ from math import prod
 
 import pytest
 
+from foretell.memory.flow import KEPT, Kept
 from foretell.memory.outputs import RULES, broadcast, workspace
 from foretell.memory.tape import Call
 
@@ -90,6 +91,23 @@ def test_filters_that_are_turned_round_are_there_twice():
     call = Call("convolution", (image, (512, 512, 3, 3)), sides, values, kernels=kernels)
     # Measured: 2662 MiB of which 205 are copies in another layout.
     assert workspace(call)[0] / MIB == 2 * 1088 + 9 + 272
+
+
+def test_a_filter_s_gradient_by_spectra_of_whole_images():
+    """Both images as spectra, one of them turned round first; in another order once more."""
+    x, y, sides = (640, 16, 32, 32), (640, 32, 32, 32), ("float",) * 3
+    kernels = ["void flip_filter<float, float>", "void fft2d_r2c_64x64<float>(float2*)"]
+    spectra, turned = 640 * 48 * 64 * 33 * 8, 640 * 32 * 32 * 32 * 4
+    once = Call("convolution_backward", (y, x, (32, 16, 3, 3)), sides, kernels=kernels)
+    assert workspace(once)[0] == spectra + turned + 32 * 16 * 64 * 33 * 8
+    twice = Call("convolution_backward", (y, x, (32, 16, 3, 3)), sides,
+                 kernels=[*kernels, "void internal::region_transform_ABC_val<int>"])  # fmt: skip
+    assert workspace(twice)[0] == 2 * spectra + turned  # measured: the peak of `remembering`
+
+
+def test_an_rms_norm_keeps_its_input_and_one_number_a_row():
+    assert made("_fused_rms_norm", (8, 16, 64), values=["", "[64]"]) == [(8, 16, 64), (128,)]
+    assert KEPT["_fused_rms_norm"] == Kept((0,), (1,))
 
 
 def test_a_change_of_layout_takes_copies():

@@ -160,3 +160,14 @@ def test_python_functions_are_dropped_but_modules_stay(tmp_path: Path, step: Kin
     e = events_of(step.write(tmp_path / "t.json"))
     assert (e.what == What.MODULE).sum() == 1
     assert len(e) == len(step.events) - 1
+
+
+def test_memory_instants_tell_the_peak_of_the_device(tmp_path: Path, step: Kineto) -> None:
+    """What `profile_memory` records; allocations on the host and other instants do not count."""
+    assert "peak_bytes" not in read(step.write(tmp_path / "without.json")).graph.facts
+    for kind, total in ((1, 4096), (1, 8192), (1, 2048), (0, 1 << 40), (1, "unknown")):
+        args = {"Device Type": kind, "Total Allocated": total, "Bytes": 1}
+        step.events.append({"ph": "i", "s": "t", "name": "[memory]", "ts": 1, "args": args})
+    step.events.append({"ph": "i", "s": "g", "name": "Iteration Start", "ts": 1, "args": None})
+    found = read(step.write(tmp_path / "with.json"))
+    assert found.graph.facts["peak_bytes"] == 8192

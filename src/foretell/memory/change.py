@@ -182,7 +182,8 @@ class Autocast(Rewrite):
             self.shrink(op)
         elif (op.name in WIDE and casts) or self.raised.intersection(op.reads):
             self.raised.update(op.makes)
-        sizes = {self.storages[k].count for k in casts if is_narrow}
+        data = [self.storages[k] for k in casts if is_narrow]
+        sizes = {s.count for s in data if s.kind != BufferKind.PARAMETER}
         self.ops.append(self.without_copies(_with(op, casts), sizes))
         self.decide(self.ops[-1], is_narrow)
         if op.node != NONE:

@@ -110,10 +110,11 @@ class Batch:
 
 @dataclass
 class Seen:
-    """How many events have been seen so far, and how many of them were not JSON."""
+    """How many events have been seen so far, how many were not JSON, and what instants told."""
 
     events: int = 0
     malformed: int = 0
+    allocated: float = 0.0  # the most bytes that PyTorch had given out on a device (`[memory]`)
 
 
 class Args(msgspec.Struct, gc=False):
@@ -159,16 +160,30 @@ class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     args: Args | None = None
 
 
+class Allocation(msgspec.Struct, gc=False):
+    """Arguments of a `[memory]` instant: what `profile_memory` records at each allocation."""
+
+    total: float = msgspec.field(default=0.0, name="Total Allocated")
+    device_type: int = msgspec.field(default=0, name="Device Type")  # of c10::DeviceType; 0: CPU
+
+
+class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
+    """An event without length."""
+
+    name: str | None = None
+    args: Allocation | None = None
+
+
 NO_ARGS = Args()
 # Events of other phases of the Trace Event Format, of which nothing is read; no profiler of torch
 # writes any but these.
 _PASSED = [
     msgspec.defstruct(f"Passed{k}", [], tag_field="ph", tag=phase, gc=False)
-    for k, phase in enumerate("BEiICMbnestf")
+    for k, phase in enumerate("BEICMbnestf")
 ]
-_ONE = Union[Event, *_PASSED]  # type: ignore[valid-type]
+_ONE = Union[Event, Instant, *_PASSED]  # type: ignore[valid-type]
 _DECODER: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(list[_ONE])
-_ONE_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(_ONE)
+_ONE_DECODER: msgspec.json.Decoder[Event | Instant] = msgspec.json.Decoder(_ONE)
 
 
 def tried(text: bytes | memoryview, seen: Seen) -> list[Event] | None:
@@ -178,7 +193,17 @@ def tried(text: bytes | memoryview, seen: Seen) -> list[Event] | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     seen.events += len(found)
-    return [e for e in found if e.__class__ is Event]
+    return _lasting(found, seen)
+
+
+def _lasting(events: list[Any], seen: Seen) -> list[Event]:
+    """The events that last; of allocations on a device the largest total is noted."""
+    given_out = (
+        e.args.total for e in events
+        if e.__class__ is Instant and e.name == "[memory]" and e.args and e.args.device_type > 0
+    )  # fmt: skip
+    seen.allocated = max(seen.allocated, max(given_out, default=0.0))
+    return [e for e in events if e.__class__ is Event]
 
 
 def decoded(batch: Batch, seen: Seen, where: str) -> list[Event]:
@@ -193,8 +218,7 @@ def _one_by_one(batch: Batch, seen: Seen, where: str) -> list[Event]:
     for k, (begin, end) in enumerate(spans):
         try:
             event = _lenient(batch.text[begin:end])
-            if event.__class__ is Event:
-                events.append(event)
+            events += [] if event is None else _lasting([event], seen)
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
             seen.malformed += 1
             if seen.malformed > max(1, _MOST_MALFORMED * (seen.events + len(spans))):
@@ -207,7 +231,7 @@ def _one_by_one(batch: Batch, seen: Seen, where: str) -> list[Event]:
     return events
 
 
-def _lenient(text: bytes) -> Event | None:
+def _lenient(text: bytes) -> Event | Instant | None:
     """One event, with arguments of unexpected types left out; none where it does not last."""
     try:
         return _ONE_DECODER.decode(text)

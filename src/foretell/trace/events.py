@@ -286,6 +286,7 @@ _UNSET = 1 << 62
 __all__ = ["Events", "Message", "What", "read_events"]
 
 MICRO = 1e-6
+ALLOCATED = "peak allocated"  # a fact: the most bytes that PyTorch had given out on a device; or 0
 _CLOCK_JUMP = 3600.0  # seconds from the middle of a trace that no recording reaches
 
 
@@ -336,7 +337,7 @@ def read_events(file: Opened) -> Events:
             f"`{file.name}` has {tables.seen.events} events, none an operator, a call or a kernel",
             hint="record with torch.profiler and export_chrome_trace",
         )
-    facts = around.facts()
+    facts = {**around.facts(), ALLOCATED: tables.seen.allocated}
     columns, far = _without_jumps(_joined(parts, tables))
     return Events(
         **columns,

@@ -23,7 +23,7 @@ from foretell.errors import InputError
 from foretell.graph import Graph, Kind, LaneKind, concat
 from foretell.graph.graph import NONE, Array, frozen
 from foretell.trace.decode import FORMS, Opened, opened
-from foretell.trace.events import Events, What, read_events
+from foretell.trace.events import ALLOCATED, Events, What, read_events
 from foretell.trace.join import Whole, graph_of, whole
 from foretell.trace.ranks import Match, balance, late, match, notes_on, shifts
 from foretell.trace.runs import distinct
@@ -461,6 +461,8 @@ def _facts(
     for key in ("cuda_runtime_version", "cuda_driver_version", "record_shapes", "with_stack"):
         if isinstance(about.get(key), (int, str)):
             facts[key] = about[key]
+    if about.get(ALLOCATED):  # recorded with profile_memory
+        facts["peak_bytes"] = float(about[ALLOCATED])
     facts |= _timed(about.get(MEASURED))
     if len(recordings) > 1:
         facts["ranks"] = [r.rank for r in recordings]
