@@ -250,11 +250,13 @@ def _odd_experts(plan: Plan) -> list[str]:
     """What cannot be beside experts that data-parallel ranks share."""
     if plan.ep == 1:
         return []
-    wide = [f"{a}={n}" for a, n in plan.degrees().items() if n > 1 and a not in ("dp", "pp")]
+    good = ("dp", "pp", "tp", "cp")
+    wide = [f"{a}={n}" for a, n in plan.degrees().items() if n > 1 and a not in good]
     wide += [f for f in ("sync", "stages", "groups", "regions") if getattr(plan, f)]
     wide += ["uneven shares"] if len(set(plan.shares)) > 1 else []
     wide += ["compile"] if _compiles(plan) else []
-    why = "experts are shared by ranks of dp, beside pp and zero alone"
+    wide += [f"etp={plan.etp} below tp={plan.tp}"] if plan.etp not in (0, plan.tp) else []
+    why = "experts are shared by ranks of dp, beside tp, cp, pp and zero alone"
     found = [f"ep={plan.ep} beside {word}: {why}" for word in wide]
     if plan.dp % plan.ep:
         found.append(f"ep={plan.ep} does not divide dp={plan.dp}, whose ranks share the experts")

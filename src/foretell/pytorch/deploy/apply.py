@@ -467,10 +467,13 @@ def _inside(made: Deployed, modules: list[Any]) -> None:
     mesh = places.expert_mesh() if plan.ep > 1 else None
     for name in experts_of(made.model) if mesh is not None else ():
         module = made.model.get_submodule(name)
-        Dispatched(name, module, mesh)
+        if split.by_graph is None:
+            Dispatched(name, module, mesh)
         made.apart |= {f"{name}.{key}" for key, _ in module.named_parameters()}
     if split.by_graph is not None:
-        GraphSplit(made.model, places.split_mesh(), split.by_graph, sp=plan.sp)
+        GraphSplit(
+            made.model, places.split_mesh(), split.by_graph, sp=plan.sp, expert_mesh=mesh
+        )  # fmt: skip
     for module in modules:
         # a stage may have none of the layers that are split
         ways = named(module, split.layout, split.tied)

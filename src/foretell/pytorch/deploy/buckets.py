@@ -61,18 +61,23 @@ class Layout:
                 )
 
 
-def by_size(sizes: Mapping[str, int], bucket_bytes: float = BUCKET_BYTES) -> Layout:
-    """Buckets as DDP makes them: last parameter first, closed when they reach their size."""
+def by_size(parameters: Mapping[str, Any], bucket_bytes: float = BUCKET_BYTES) -> Layout:
+    """Buckets as DDP makes them: last parameter first, closed when they reach their size.
+
+    A bucket has parameters of one format on one device.
+    """
     first = min(FIRST_BYTES, bucket_bytes)
-    buckets: list[list[str]] = [[]]
-    held = 0
-    for name in reversed(list(sizes)):
-        buckets[-1].append(name)
-        held += sizes[name]
-        if held >= (first if len(buckets) == 1 else bucket_bytes):
-            buckets.append([])
-            held = 0
-    return Layout(tuple(tuple(b) for b in buckets if b))
+    full, filling = list[list[str]](), dict[Any, list[str]]()
+    held: Counter[Any] = Counter()
+    for name in reversed(list(parameters)):
+        p = parameters[name]
+        kind = (p.dtype, p.device)
+        filling.setdefault(kind, []).append(name)
+        held[kind] += p.numel() * p.element_size()
+        if held[kind] >= (bucket_bytes if full else first):
+            full.append(filling.pop(kind))
+            held[kind] = 0
+    return Layout(tuple(tuple(bucket) for bucket in (*full, *filling.values())))
 
 
 Tensor = Any

@@ -364,10 +364,19 @@ class Places:
         return self.mesh[tuple(a for a in ("cp", "tp") if self.degrees[a] > 1)]
 
     def expert_mesh(self) -> Any:
-        """Copies × parts of the experts: neighbours among data-parallel ranks share them."""
-        shape = (self.plan.pp, self.plan.dp // self.plan.ep, self.plan.ep)
-        grid = self._ranks.reshape(shape).sort(2).values  # as torch numbers the ranks of a group
-        return DeviceMesh(self.device, grid, mesh_dim_names=("pp", *EXPERTS))[EXPERTS]
+        """Copies × parts of the experts: neighbours among data-parallel ranks share them.
+
+        Beside them the axes of `cp` and `tp` that there are.
+        """
+        plan, more = self.plan, tuple(a for a in ("cp", "tp") if self.degrees[a] > 1)
+        order = [list(self.degrees).index(a) for a in ("pp", "dp", *more)]
+        rest = [d for d in range(self._ranks.dim()) if d not in order]
+        sizes = [self.degrees[a] for a in more]
+        shape = (plan.pp, plan.dp // plan.ep, plan.ep, *sizes)
+        grid = self._ranks.permute(*order, *rest).reshape(shape)
+        grid = grid.sort(2).values  # as torch numbers the ranks of a group
+        axes = (*EXPERTS, *more)
+        return DeviceMesh(self.device, grid, mesh_dim_names=("pp", *axes))[axes]
 
     def image_group(self) -> Any:
         """The ranks that hold parts of the same image; they are neighbours in number."""

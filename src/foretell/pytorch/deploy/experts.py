@@ -7,12 +7,14 @@ each goes to, and their weights. Every pair of token and expert is computed by i
     over context ranks    each rank has some tokens and all experts
     over data ranks (ep)  each rank has some experts; pairs go to them and back by all-to-all
 
+With ep, tensor ranks divide the experts of each rank further, and context ranks the tokens.
+
 Its own forward runs on the experts of the rank, numbered from zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,120 +44,155 @@ def experts_of(model: Module) -> dict[str, int]:
     return found
 
 
-class Experts:
-    """One such module of a split model (→ graph_split): tokens over `cp`, experts over `tp`."""
+def split_experts(p: Tensor, mesh: Any, *, over_tensor: bool) -> Tensor:
+    """A parameter with one entry for each expert, the entries split over `ep`, then `tp`."""
+    rows, left = list[Any](), len(p)
+    for dim, axis in enumerate(mesh.mesh_dim_names):
+        is_split = axis == "ep" or (over_tensor and axis == "tp" and left % mesh.size(dim) == 0)
+        rows.append(Shard(0) if is_split else Replicate())
+        left //= mesh.size(dim) if is_split else 1
+    made = distribute_tensor(p.detach(), mesh, rows, src_data_rank=None)
+    return nn.Parameter(made, requires_grad=p.requires_grad)
 
-    def __init__(self, module: Module, split: Any) -> None:
-        self.module, self.split, self.own = module, split, module.forward
-        self.mesh, self.rows, self.axis, self.whole = split.mesh, split.cp, split.tp, split.whole
-        self.many = _leading(module)
-        each = [p.placements for p in module.parameters()]
-        if self.axis is not None and not all(how[self.axis] == Shard(0) for how in each):
-            self.axis = None  # they do not share evenly: every rank has all
+
+class _Shared:
+    """A module whose experts are on several ranks, of which this one has a run of them."""
+
+    def __init__(self, name: str, module: Module) -> None:
+        self.name, self.module, self.own = name, module, module.forward
+        parameter = next(module.parameters())
+        self.mesh, self.many = parameter.device_mesh, len(parameter)
+        self.axes = list(self.mesh.mesh_dim_names)
+        self.ep = self.axes.index("ep") if "ep" in self.axes else None
+        split = [dim for dim, one in enumerate(parameter.placements) if one.is_shard()]
+        self.axis = next((dim for dim in split if dim != self.ep), None)
+        self.parts = self.mesh.size(self.axis) if self.axis is not None else 1
+        self.here = len(local(parameter.detach()))
+        at = self.mesh.get_coordinate()
+        self.part = at[self.axis] if self.axis is not None else 0
+        place = at[self.ep] if self.ep is not None else 0
+        self.first = (place * self.parts + self.part) * self.here
         module.forward = self._forward
 
-    def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        found = routed(args, kwargs)
-        if found is None or found[0].shape[0] % self.mesh.size(self.rows or 0):
-            return self._everywhere(args, kwargs)
-        part = list(self.whole)
-        if self.rows is not None:
-            part[self.rows] = Shard(0)
-        grads, out = list(part), list(part)
-        if self.axis is not None:
-            grads[self.axis] = out[self.axis] = Partial()
-        mine = [self.split.local(x, part, grads) for x in found]
-        rank, first = 0, 0
-        if self.axis is not None:
-            rank = self.mesh.get_local_rank(self.axis)
-            first = rank * (self.many // self.mesh.size(self.axis))
-        # the sum over those pairs whose experts are here
-        (tokens, index, weights), many = mine, _leading(self.module, is_local=True)
+    def _average(self, axes: Collection[str]) -> None:
+        """Let ranks with the same experts have the mean gradient; all have one, zeros maybe."""
+        groups = [self.mesh.get_group(d) for d, axis in enumerate(self.axes) if axis in axes]
+        groups = [group for group in groups if dist.get_world_size(group) > 1]
+
+        def average(parameter: Tensor) -> None:
+            grad = local(parameter.grad)
+            for group in groups:
+                dist.all_reduce(grad, group=group)
+                grad.div_(dist.get_world_size(group))
+
+        for p in self.module.parameters():
+            if p.requires_grad and groups:
+                p.register_post_accumulate_grad_hook(average)
+
+    def _sums(self, tokens: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        """For each token the sum over those of its experts that this rank answers for."""
         each, flat = _pairs(index)
-        here = ((flat >= first) & (flat < first + many)).nonzero().flatten()
-        own = (flat[here] - first)[:, None]
-        some = self._compute(tokens[each[here]], own, weights.flatten()[here, None])
-        made = torch.zeros_like(tokens).index_add(0, each[here], some.to(tokens.dtype))
-        return DTensor.from_local(made, self.mesh, out, run_check=False)
+        mine = (flat // self.here % self.parts == self.part).nonzero().flatten()
+        each, flat, share = each[mine], flat[mine], weights.flatten()[mine]
+        if self.ep is None:
+            some = self._compute(tokens[each], (flat - self.first)[:, None], share[:, None])
+            return torch.zeros_like(tokens).index_add(0, each, some.to(tokens.dtype))
+        group = self.mesh.get_group(self.ep)
+        owner = flat // (self.here * self.parts)
+        order = torch.argsort(owner, stable=True)
+        counts = torch.bincount(owner, minlength=self.mesh.size(self.ep))
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts, group=group)
+        sent, got = counts.tolist(), theirs.tolist()
+        rows = _exchange(tokens[each[order]], sent, got, group)
+        ids = _exchange(flat[order], sent, got, group)
+        share = _exchange(share[order], sent, got, group)
+        made = self._compute(rows, (ids - self.first)[:, None], share[:, None])
+        back = _exchange(made, got, sent, group)
+        return torch.zeros_like(tokens).index_add(0, each[order], back.to(tokens.dtype))
 
     def _compute(self, tokens: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        grads = list(self.whole)
-        if self.rows is not None:
-            grads[self.rows] = Partial()
-        if self.axis is not None:
-            grads[self.axis] = Shard(0)
-        own = {n: p.to_local(grad_placements=grads) for n, p in self.module.named_parameters()}
+        # gradients come from the tokens of every rank of `ep`, and the mean is wanted; FSDP, which
+        # leaves experts out, may have tokens in a shorter format
+        share = 1.0 if self.ep is None else 1 / self.mesh.size(self.ep)
+        named = self.module.named_parameters()
+        own = {n: times(self._local(p), share).to(tokens.dtype) for n, p in named}
         return _called(self.module, self.own, own, (tokens, index, weights))
+
+    def _local(self, p: Tensor) -> Tensor:
+        return p.to_local()
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def _refuse(self) -> None:
+        raise InputError(
+            f"ep: `{self.name}` is not given tokens, the experts of each and their weights",
+            hint="run it without ep",
+        )
+
+
+class Experts(_Shared):
+    """One such module of a split model (→ graph_split): tokens over `cp`, experts over `tp`."""
+
+    def __init__(self, name: str, module: Module, split: Any) -> None:
+        super().__init__(name, module)
+        self.split, self.context = split, False  # whether tokens are split now
+        self._average(["copies"])
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        found, split = routed(args, kwargs), self.split
+        if found is None:
+            return self._everywhere(args, kwargs)
+        tokens = list(split.whole)
+        self.context = split.cp is not None and len(found[0]) % split.mesh.size(split.cp) == 0
+        if self.context:
+            tokens[split.cp] = Shard(0)
+        grads, out = list(tokens), list(tokens)
+        if self.axis is not None:
+            grads[split.tp] = out[split.tp] = Partial()
+        made = self._sums(*(split.local(x, tokens, grads) for x in found))
+        return DTensor.from_local(made, split.mesh, out, run_check=False)
+
+    def _local(self, p: Tensor) -> Tensor:
+        is_summed = [self.context and axis == "cp" for axis in self.axes]
+        pairs = zip(p.placements, is_summed, strict=True)
+        return p.to_local(grad_placements=[Partial() if summed else how for how, summed in pairs])
 
     def _everywhere(self, args: Any, kwargs: Any) -> Any:
         """A call of another kind: all of it on every rank."""
+        if self.ep is not None:
+            self._refuse()
         own = {n: self.split.plain(p) for n, p in self.module.named_parameters()}
         values = torch.utils._pytree.tree_map(self.split.plain, (args, kwargs))
         with _holding(self.module, own):
             found = self.own(*values[0], **values[1])
-        return DTensor.from_local(found, self.mesh, self.whole, run_check=False)
+        return DTensor.from_local(found, self.split.mesh, self.split.whole, run_check=False)
 
 
-class Dispatched:
-    """One such module, its experts over data-parallel ranks: pairs go to them by all-to-all."""
+class Dispatched(_Shared):
+    """One such module of a model that is not split so: its tokens are those of the rank."""
 
     def __init__(self, name: str, module: Module, mesh: Any) -> None:
-        self.name, self.module, self.mesh = name, module, mesh  # copies × ep
-        self.group, self.size = mesh.get_group("ep"), mesh.size(1)
-        self.many, self.own = _leading(module), module.forward
-        if self.many % self.size:
-            raise InputError(
-                f"ep={self.size}: `{name}` has {self.many} experts, which {self.size} ranks cannot "
-                "share evenly",
-                hint="choose an ep that divides them",
-            )
+        require_experts(name, module, mesh)
         for key, p in list(module._parameters.items()):
-            how = [Replicate(), Shard(0)]
-            made = nn.Parameter(
-                distribute_tensor(p.detach(), mesh, how, src_data_rank=None),
-                requires_grad=p.requires_grad,
-            )
-            module._parameters[key] = made
-            if mesh.size(0) > 1 and p.requires_grad:
-                made.register_post_accumulate_grad_hook(self._mean)
-        module.forward = self._forward
-
-    def _mean(self, parameter: Tensor) -> None:
-        """Ranks with the same experts agree; a gradient is there on each, zeros where unused."""
-        grad = local(parameter.grad)
-        dist.all_reduce(grad, group=self.mesh.get_group(0))
-        grad.div_(self.mesh.size(0))
+            module._parameters[key] = split_experts(p, mesh, over_tensor=False)
+        super().__init__(name, module)
+        self._average(["copies", "cp"])
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         found = routed(args, kwargs)
-        if found is None:
-            raise InputError(
-                f"ep: `{self.name}` is not given tokens, the experts of each and their weights",
-                hint="run it without ep",
-            )
-        tokens, index, weights = found
-        each, flat = _pairs(index)
-        owner = flat // (self.many // self.size)
-        order = torch.argsort(owner, stable=True)
-        counts = torch.bincount(owner, minlength=self.size)
-        theirs = torch.empty_like(counts)
-        dist.all_to_all_single(theirs, counts, group=self.group)
-        sent, got = counts.tolist(), theirs.tolist()
-        rows = _exchange(tokens[each[order]], sent, got, self.group)
-        ids = _exchange(flat[order], sent, got, self.group)
-        share = _exchange(weights.flatten()[order], sent, got, self.group)
-        first = dist.get_rank(self.group) * (self.many // self.size)
-        made = self._compute(rows, (ids - first)[:, None], share[:, None])
-        back = _exchange(made, got, sent, self.group)
-        return torch.zeros_like(tokens).index_add(0, each[order], back.to(tokens.dtype))
+        return self._refuse() if found is None else self._sums(*found)
 
-    def _compute(self, tokens: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        # gradients come from the tokens of every rank of the group, and the mean is wanted; FSDP,
-        # which leaves experts out, may have tokens in a shorter format
-        share = 1 / self.size
-        named = self.module.named_parameters()
-        own = {n: times(p.to_local(), share).to(tokens.dtype) for n, p in named}
-        return _called(self.module, self.own, own, (tokens, index, weights))
+
+def require_experts(name: str, module: Module, mesh: Any) -> None:
+    """Raise where ranks cannot share experts evenly."""
+    many, size = _leading(module), mesh.size(mesh.mesh_dim_names.index("ep"))
+    if many % size:
+        raise InputError(
+            f"ep={size}: `{name}` has {many} experts, which {size} ranks cannot share evenly",
+            hint="choose an ep that divides them",
+        )
 
 
 def routed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Routed | None:
@@ -200,9 +237,8 @@ def _holding(module: Module, parameters: dict[str, Tensor]) -> Iterator[None]:
         module.__dict__.update(counts)
 
 
-def _leading(module: Module, *, is_local: bool = False) -> int:
-    parameter = next(module.parameters())
-    return len(local(parameter.detach()) if is_local else parameter)
+def _leading(module: Module) -> int:
+    return len(next(module.parameters()))
 
 
 def _exchange(x: Tensor, sent: list[int], got: list[int], group: Any) -> Tensor:

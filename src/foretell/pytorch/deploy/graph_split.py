@@ -22,13 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from foretell.errors import InputError
 from foretell.pytorch.capture import capture
 from foretell.pytorch.deploy.collective import both_ways, same
-from foretell.pytorch.deploy.experts import Experts, experts_of
+from foretell.pytorch.deploy.experts import Experts, experts_of, require_experts, split_experts
 from foretell.pytorch.deploy.tensor import add_up, require_even
 from foretell.pytorch.deploy.units import units
 from foretell.pytorch.deploy.uses import is_wide, untouched
@@ -60,7 +61,15 @@ def _total(model: Module, batch: Any) -> Tensor:
 class GraphSplit:
     """A model whose parameters and activations are DTensors on one mesh."""
 
-    def __init__(self, model: Module, mesh: Any, splits: StepSplits, *, sp: bool = False) -> None:
+    def __init__(
+        self,
+        model: Module,
+        mesh: Any,
+        splits: StepSplits,
+        *,
+        sp: bool = False,
+        expert_mesh: Any = None,  # of their parameters, where data-parallel ranks share experts
+    ) -> None:
         self.mesh, self.axes = mesh, list(mesh.mesh_dim_names)
         self.tp = self.axes.index("tp") if "tp" in self.axes else None
         self.cp = self.axes.index("cp") if "cp" in self.axes else None
@@ -69,7 +78,7 @@ class GraphSplit:
         self.mode = _Distributed(self)
         # a plain tensor beside a DTensor is the same on every rank
         DTensor._op_dispatcher._allow_implicit_replication = True
-        self._split_parameters(model, splits)
+        self._split_parameters(model, splits, expert_mesh)
         blocks = [block for name, block in units(model).items() if name]
         if self.sp or self.cp is not None:
             if not blocks or not splits.attentions:
@@ -85,9 +94,11 @@ class GraphSplit:
                 module.forward = self._inside(module.forward)
         model.forward = self._outermost(model.forward)
 
-    def _split_parameters(self, model: Module, splits: StepSplits) -> None:
+    def _split_parameters(self, model: Module, splits: StepSplits, expert_mesh: Any) -> None:
         """Put DTensors in the places of the parameters; tied ones stay one."""
         experts = experts_of(model)
+        for name in experts if expert_mesh is not None else ():
+            require_experts(name, model.get_submodule(name), expert_mesh)
         lines = {n: m for n, m in model.named_modules() if n not in experts}
         sides = {n: side for n, m in lines.items() if (side := _side(m)) is not None}
         made: dict[int, Tensor] = {}
@@ -99,13 +110,11 @@ class GraphSplit:
                 if p is None:
                     continue
                 if id(p) not in made:
-                    dim = _split_dim(names[id(p)], p, splits, sides, experts)
-                    made[id(p)] = one = nn.Parameter(
-                        distribute_tensor(
-                            p.detach(), self.mesh, self._placements(dim, p), src_data_rank=None
-                        ),
-                        requires_grad=p.requires_grad,
-                    )
+                    if any(name.rpartition(".")[0] in experts for name in names[id(p)]):
+                        one = split_experts(p, expert_mesh or self.mesh, over_tensor=True)
+                    else:
+                        one = self._split(p, _split_dim(names[id(p)], p, splits, sides))
+                    made[id(p)] = one
                     if p.requires_grad:
                         one.register_post_accumulate_grad_hook(add_up)
                 module._parameters[key] = made[id(p)]
@@ -113,14 +122,15 @@ class GraphSplit:
             if not isinstance(lines[name], nn.Linear):
                 lines[name].forward = functools.partial(self._through, lines[name], side)
         for name in experts:
-            Experts(model.get_submodule(name), self)
+            Experts(name, model.get_submodule(name), self)
 
-    def _placements(self, dim: int | None, p: Tensor) -> list[Any]:
-        """Where a parameter lies on each axis of the mesh, given the dim that ranks may share."""
-        found = list(self.whole)
+    def _split(self, p: Tensor, dim: int | None) -> Tensor:
+        """A parameter on the mesh, given the dim that tensor ranks may share."""
+        how = list(self.whole)
         if self.tp is not None and dim is not None and p.shape[dim] % self.mesh.size(self.tp) == 0:
-            found[self.tp] = Shard(dim)
-        return found
+            how[self.tp] = Shard(dim)
+        held = distribute_tensor(p.detach(), self.mesh, how, src_data_rank=None)
+        return nn.Parameter(held, requires_grad=p.requires_grad)
 
     def _outermost(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Whole plain tensors outside, DTensors inside."""
@@ -299,9 +309,11 @@ class _Distributed(TorchFunctionMode):  # type: ignore[misc]
             raise
         except (NotImplementedError, RuntimeError, ValueError, AssertionError):
             return self.split.replicated(func, args, kwargs)  # which raises what is the user's own
-        if isinstance(found, DTensor):
-            return self.split.settled(found)
-        return found
+        if not isinstance(found, DTensor):
+            return found
+        if sum(isinstance(p, _StridedShard) for p in found.placements) > 1:
+            return self.split.replicated(func, args, kwargs)  # torch cannot split it again
+        return self.split.settled(found)
 
 
 def _local(x: Tensor, how: Sequence[Any], grads: Sequence[Any]) -> Tensor:
@@ -332,11 +344,8 @@ def _split_dim(
     p: Tensor,
     splits: StepSplits,
     sides: Mapping[str, int],
-    experts: Mapping[str, int],
 ) -> int | None:
     """The dim of a parameter that tensor ranks share; None where it stays whole."""
-    if any(name.rpartition(".")[0] in experts for name in names):
-        return 0 if p.shape[0] in experts.values() else None
     known = next((splits.parameters[n] for n in names if n in splits.parameters), None)
     if known is None or p.dim() > 2:
         return None

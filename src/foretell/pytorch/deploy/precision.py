@@ -82,20 +82,25 @@ def scale_losses(pipeline: Any, scaler: Any, device: str) -> None:
     pipeline.scale = scaler.get_scale
 
 
-def unscale(scaler: Any, optimizer: Any, parameters: Iterable[Any]) -> Any:
-    """Undo the scale of gradients here, parts of split ones too; 1 where one is not finite.
+def unscale_gradients(parameters: Iterable[Any], factor: Any) -> Any:
+    """Multiply the gradients here, parts of split ones too; 1 where one is not finite.
 
-    As `GradScaler.unscale_`, which takes no split gradients beside whole ones; its state is set.
+    As a `GradScaler` does, which takes no split gradients beside whole ones.
     """
     grads: dict[Any, list[Any]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
             grad = local(parameter.grad)
             grads.setdefault(grad.dtype, []).append(grad)
-    found = torch.zeros((), device=scaler._scale.device)
-    factor = scaler._scale.double().reciprocal().float()
+    found = torch.zeros((), dtype=torch.float32, device=factor.device)
     for same in grads.values():
         torch._amp_foreach_non_finite_check_and_unscale_(same, found, factor)
+    return found
+
+
+def unscale(scaler: Any, optimizer: Any, parameters: Iterable[Any]) -> Any:
+    """Undo the scale of gradients, as `GradScaler.unscale_`; 1 where one is not finite."""
+    found = unscale_gradients(parameters, scaler._scale.double().reciprocal().float())
     state = scaler._per_optimizer_states[id(optimizer)]
     state["found_inf_per_device"], state["stage"] = {found.device: found}, OptState.UNSCALED
     return found

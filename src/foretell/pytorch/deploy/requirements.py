@@ -47,6 +47,7 @@ def require_deployable(
     no_format = refusal(model, precision_of(plan), device)
     require_runnable(plan, replace(known, why_no_format=no_format))
     require_parameters(plan, model)
+    _require_gradients(plan, model)
     _require_sends(plan, device)
     _require_tokens(model, widest, layout, call)
     if precision_of(plan) == "fp8":
@@ -124,6 +125,18 @@ def _require_tokens(
                 f"{size} ranks cannot share evenly",
                 hint="choose a number of ranks that divides them, or pad the batch",
             )
+
+
+def _require_gradients(plan: Plan, model: Any) -> None:
+    """Raise where ranks cannot put gradients together."""
+    sparse = [n for n, m in model.named_modules() if getattr(m, "sparse", False) is True]
+    if sparse and plan.ranks > 1:
+        raise InputError(
+            f"`{sparse[0]}` makes sparse gradients, which ranks do not add up",
+            hint="leave out sparse=True, and take an optimizer for dense gradients",
+        )
+    if plan.zero >= 2 and plan.dp * plan.cp > 1:
+        shard.require_one_format(model, plan.zero)
 
 
 def _require_sends(plan: Plan, device: str) -> None:

@@ -73,6 +73,25 @@ def shard(
     return fully_shard(model, **options)
 
 
+def require_one_format(model: Any, zero: int) -> None:
+    """Raise where a unit, or what is left of the model, has trained parameters of two formats."""
+    each = [unit for unit in units(model).values() if unit is not model]
+    inside = {id(p) for unit in each for p in unit.parameters()}
+    rest = [(n, p) for n, p in model.named_parameters() if id(p) not in inside]
+    for rows in (rest, *(list(unit.named_parameters()) for unit in each)):
+        first: dict[Any, str] = {}
+        for name, p in rows:
+            if p.requires_grad and p.dim():
+                first.setdefault(p.dtype, name)
+        if len(first) > 1:
+            (one, a), (other, b), *_ = first.items()
+            raise InputError(
+                f"zero={zero}: `{a}` is in {one} and `{b}` in {other}, and FSDP gathers parameters "
+                "of one format together",
+                hint="give both one dtype, or take zero=1",
+            )
+
+
 def _on_host() -> CPUOffloadPolicy:
     """Optimizer state in host memory, pinned where a GPU reads it."""
     return CPUOffloadPolicy(pin_memory=torch.cuda.is_available())

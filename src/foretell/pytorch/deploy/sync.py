@@ -506,8 +506,7 @@ def synchronize(
     broadcast_state(model, group, ranks, apart)
     reduced = {n: trained[n] for n in words["all-reduce"]}
     if not isinstance(layout, Layout):
-        sizes = {n: p.numel() * p.element_size() for n, p in reduced.items()}
-        layout = by_size(sizes, layout or BUCKET_BYTES)
+        layout = by_size(reduced, layout or BUCKET_BYTES)
     owner = words["ps"] | owners({n: trained[n].numel() for n in words["sharded"]}, size)
     served = {n: p for n, p in trained.items() if n in owner}
     sync = Sync(

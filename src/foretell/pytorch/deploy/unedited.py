@@ -48,7 +48,7 @@ from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.apply import Deployed, in_own_loop
 from foretell.pytorch.deploy.checkpoint import still
 from foretell.pytorch.deploy.optimizer import Several, clip_norm, clip_value
-from foretell.pytorch.deploy.precision import mixed, precision_of
+from foretell.pytorch.deploy.precision import mixed, precision_of, unscale_gradients
 from foretell.pytorch.deploy.uses import Call
 from foretell.pytorch.deploy.whole import Apart, AsWhole, cut_of, on_share
 from foretell.pytorch.intake.fake import OneRank
@@ -195,7 +195,10 @@ def whole(x: Any) -> Any:
 
 def _whole_save(plain: Any, rank: int, what: Any, *args: Any, **kwargs: Any) -> Any:
     what = pytree.tree_map(whole, what)
-    return plain(what, *args, **kwargs) if rank == 0 else None
+    try:
+        return plain(what, *args, **kwargs) if rank == 0 else None
+    finally:
+        dist.barrier()  # others may read it next
 
 
 class _Elsewhere:
@@ -281,6 +284,8 @@ class Training(Listener):
     waits: list[float] = field(default_factory=list)  # and seconds that it waited for a core
     made: dict[int, Deployed] = field(default_factory=dict)  # by id of the module
     models: dict[int, Module] = field(default_factory=dict)
+    # parameters that are not trained, by model
+    frozen: dict[int, list[tuple[str, Tensor]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     whole: set[int] = field(default_factory=set)  # modules whose samples are not computed apart
     seen: Counter[Any] = field(default_factory=Counter)  # calls, by module and shapes
@@ -322,9 +327,10 @@ class Training(Listener):
             enter(marks.recording_to(self.watch))
             backward = partial(self._backward, torch.autograd.backward)
             enter(patch.object(torch.autograd, "backward", backward))
+            enter(patch.object(torch.autograd, "grad", self._grad(torch.autograd.grad)))
             enter(patch.object(GradScaler, "scale", self._scale(GradScaler.scale)))
             if self.plan is not None and self.plan.ranks > 1:
-                enter(patch.object(GradScaler, "_unscale_grads_", _agreed()))
+                enter(patch.object(GradScaler, "_unscale_grads_", _unscale))
             enter(patch.object(Module, "__call__", self._call(Module.__call__)))
             if self.plan is not None and (self.plan.tp > 1 or self.plan.zero > 1):
                 enter(AsWhole())
@@ -404,6 +410,7 @@ class Training(Listener):
         made = self.made.get(id(module))
         if made is None or self.plan is None:
             return plain(module, *args, **kwargs)
+        self._require_trained(module)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             word = "" if made.is_sharded else precision_of(made.plan)
@@ -429,6 +436,18 @@ class Training(Listener):
         except Apart:
             self.whole.add(id(module))
             return self._called(plain, module, args, kwargs)
+
+    def _require_trained(self, module: Module) -> None:
+        """Refuse parameters that are trained from now on: ranks do not add up their gradients."""
+        frozen = self.frozen.get(id(module), [])
+        name = next((n for n, p in frozen if p.requires_grad), "")
+        if name and self.plan is not None and self.plan.ranks > 1:
+            self._refuse(
+                f"the script begins to train `{name}` when `{type(module).__name__}` is split over "
+                "ranks already",
+                "let it require gradients from the first step on (with a learning rate of 0, say), "
+                "or run each part of the training by itself",
+            )
 
     def _meet(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Deploy a model when it is first called to be trained."""
@@ -461,6 +480,9 @@ class Training(Listener):
                         with _aside():
                             self.predicted = predictor.predict()
                 self.made[id(module)] = made
+                self.frozen[id(module)] = [
+                    (n, p) for n, p in made.model.named_parameters() if not p.requires_grad
+                ]
                 if made.stages is not None and self.plan.schedule != "gpipe":
                     self.notes.append(
                         f"{type(module).__name__}: the script takes its backward itself, so the "
@@ -476,6 +498,35 @@ class Training(Listener):
         if not self.watch.is_in_backward and top.numel() == 1:
             self._part.append(self._plain.pop(id(top), top).detach().float().flatten()[0])
         return plain(tensors, *args, **kwargs)
+
+    def _grad(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Refuse gradients that are not those of one process: no backward hook sees them."""
+
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            plan = self.plan
+            if plan is not None and plan.ranks > 1 and not self.watch.is_in_backward:
+                own = {id(p): n for m in self.models.values() for n, p in m.named_parameters()}
+                given = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+                name = next((own[id(x)] for x in given if id(x) in own), "")
+                if name:
+                    self._refuse(
+                        f"torch.autograd.grad gives the gradient of `{name}` on one rank's samples",
+                        "let `loss.backward()` make the gradients of parameters",
+                    )
+                if kwargs.get("create_graph") and plan.ranks > plan.dp * (plan.zero < 2):
+                    self._refuse(
+                        f"create_graph=True: `{plan}` splits layers, which have no second "
+                        "derivative",
+                        "take a plan with dp alone, and zero=0 or zero=1",
+                    )
+            return plain(outputs, inputs, *args, **kwargs)
+
+        return grad
+
+    def _refuse(self, why: str, hint: str) -> None:
+        error = InputError(why, hint=hint)
+        self.fail(error)
+        raise error
 
     def _scale(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: Any, outputs: Any) -> Any:
@@ -515,7 +566,10 @@ def _deployed(
     device = next(module.parameters()).device.type  # where the script has put it
     options: dict[str, Any] = {"device": device, "batch_norm": wanted.batch_norm}
     own = plan.but(shares=(), micro_batch=plan.micro_batch if plan.pp > 1 else 0)
-    hooked = [n for n, p in module.named_parameters() if p._post_accumulate_grad_hooks]
+    hooked = [
+        n for n, p in module.named_parameters()
+        if p._post_accumulate_grad_hooks or p._backward_hooks
+    ]  # fmt: skip
     if hooked:
         raise InputError(
             f"the script does something with the gradient of `{hooked[0]}` inside the backward, "
@@ -534,14 +588,9 @@ def _deployed(
     return in_own_loop(module, one, own, **options)
 
 
-def _agreed() -> Callable[..., Any]:
-    """An overflow on one rank, which may have parts no other has, is one on all."""
-    plain = GradScaler._unscale_grads_
-
-    def unscale(*args: Any, **kwargs: Any) -> Any:
-        found = plain(*args, **kwargs)
-        for flag in found.values():
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        return found
-
-    return unscale
+def _unscale(_: Any, optimizer: Any, factor: Tensor, *__: Any) -> dict[torch.device, Tensor]:
+    """In place of a scaler's own: of split gradients too, an overflow on one rank is one on all."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    found = unscale_gradients(parameters, factor)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return {found.device: found}

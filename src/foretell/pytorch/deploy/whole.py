@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -76,9 +76,13 @@ def on_share(
         is_by_sample = isinstance(x, torch.Tensor) and x.dim() and len(x) == samples
         if not is_by_sample:
             return x
-        return collective.cut(times(x, 1 / len(cut.sizes)), 0, cut.sizes, cut.group)
+        mine = collective.cut(times(x, 1 / len(cut.sizes)), 0, cut.sizes, cut.group)
+        return mine if mine.requires_grad else mine.clone()  # the module may write into it
 
+    given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     args, kwargs = pytree.tree_map(part, (args, kwargs))
+    parts = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    before = [x._version for x in parts]
     if kwargs.get(ITEMS) is not None:
         kwargs[ITEMS] = kwargs[ITEMS] * cut.weight
     with own_numbers(cut.rank):
@@ -90,6 +94,11 @@ def on_share(
             if not is_checked:
                 raise
             found = torch.empty(0)  # of no sample: all ranks compute the whole, or raise this there
+    changed = [x._version != version for x, version in zip(parts, before, strict=True)]
+    for x, mine, is_changed in zip(given, parts, changed, strict=True):
+        if is_changed and len(x) == samples:  # the module has written into its input
+            with torch.no_grad():
+                x.copy_(collective.gathered(mine.detach(), 0, cut.sizes, cut.group))
     if is_checked:
         _require_alike(found, cut)
     return _mapped(lambda x: _joined(x, cut), found)
@@ -120,29 +129,72 @@ def _joined(x: Any, cut: Cut) -> Any:
     return collective.sum_out(counted * cut.weight, cut.group)  # a mean on each rank
 
 
+# What gives numbers, no tensors: torch would give those of a rank's own part.
+_VALUES = {getattr(torch.Tensor, f"__{name}__") for name in ("float", "int", "bool", "format")}
+_VALUES |= {getattr(torch.Tensor, name) for name in ("item", "tolist", "numpy", "__repr__")}
+
+
+_DRAWS = ("normal_", "uniform_", "bernoulli_", "exponential_", "random_", "log_normal_")
+_DRAWN = ("randn_like", "rand_like", "randint_like")
+
+
 class AsWhole(TorchFunctionMode):  # type: ignore[misc]
     """Lets a script mix parameters that are split over ranks with tensors of its own.
 
-    What it writes into a split one is split; anything else is computed with the whole.
+    What it writes into a split one is split; anything else is computed with the whole. Sums over
+    parts are completed at once, and numbers are those of the whole.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         split = [x for x in leaves if isinstance(x, DTensor)]
-        if split and any(not isinstance(x, DTensor) and x.dim() for x in leaves):
-            first: Any = args[0] if args else None
-            is_written = getattr(func, "__name__", "").endswith("_") and isinstance(first, DTensor)
+        if not split:
+            return func(*args, **kwargs)
+        first: Any = args[0] if args else None
+        name = getattr(func, "__name__", "")
+        if isinstance(first, DTensor) and (name == "__setitem__" or name in _DRAWS):
+            return _written(first, func, args, kwargs)
+        if isinstance(first, DTensor) and name in _DRAWN:  # the numbers of one process
+            return like(func(first.full_tensor(), *args[1:], **kwargs), first)
+        has_own = any(not isinstance(x, DTensor) and (x.dim() or x.requires_grad) for x in leaves)
+        if func in _VALUES or has_own:
+            is_written = name.endswith("_") and isinstance(first, DTensor) and func not in _VALUES
 
             def change(x: Any) -> Any:
                 if isinstance(x, DTensor):
                     return x if is_written else x.full_tensor()
                 if not is_written or not isinstance(x, torch.Tensor) or x.shape != first.shape:
                     return x
-                return distribute_tensor(x, first.device_mesh, first.placements)
+                return like(x, first)
 
             args, kwargs = pytree.tree_map(change, (args, kwargs))
-        return func(*args, **kwargs)
+        return pytree.tree_map(_completed, func(*args, **kwargs))
+
+
+def _written(x: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Write into the whole of a split tensor, and keep this rank's part."""
+    whole = x.detach().full_tensor()
+    others = pytree.tree_map(
+        lambda y: y.full_tensor() if isinstance(y, DTensor) else y, (args[1:], kwargs)
+    )
+    with torch.no_grad():
+        func(whole, *others[0], **others[1])
+        x.detach().to_local().copy_(like(whole, x).to_local())
+    return x
+
+
+def like(whole: Any, split: Any) -> Any:
+    """A whole tensor that all ranks have, split as another."""
+    return distribute_tensor(whole, split.device_mesh, split.placements, src_data_rank=None)
+
+
+def _completed(x: Any) -> Any:
+    """A tensor whose sums over ranks are done; anything else as it is."""
+    if not isinstance(x, DTensor) or not any(p.is_partial() for p in x.placements):
+        return x
+    whole = [Replicate() if p.is_partial() else p for p in x.placements]
+    return x.redistribute(placements=whole)
 
 
 def _mapped(call: Callable[[Any], Any], found: Any) -> Any:
