@@ -53,7 +53,7 @@ print("pp=2           ", losses("pp=2,micro_batch=16"))
 # A plan that cannot be run is refused before anything starts, with the reason:
 
 # %%
-foretell(f"run {SCRIPT} --plan dp=2,ep=2,tp=2 --device cpu")
+foretell(f"run {SCRIPT} --plan dp=2,filter=2,tp=2 --device cpu")
 
 # %% [markdown]
 # ## Or let another program do it

@@ -262,9 +262,15 @@ def test_layouts_that_cannot_be():
 
 
 def test_buckets_by_size_are_those_of_ddp():
-    sizes = {f"p{i}": 400_000 for i in range(6)}
-    made = by_size(sizes, 1_000_000)
+    parameters = {f"p{i}": torch.empty(100_000) for i in range(6)}
+    made = by_size(parameters, 1_000_000)
     assert made.buckets == (("p5", "p4", "p3"), ("p2", "p1", "p0"))
+
+
+def test_a_bucket_has_parameters_of_one_format():
+    formats = [torch.float32, torch.float64, torch.float32, torch.float64]
+    parameters = {f"p{i}": torch.empty(4, dtype=f) for i, f in enumerate(formats)}
+    assert by_size(parameters).buckets == (("p3", "p1"), ("p2", "p0"))
 
 
 def apart(mine, wanted):

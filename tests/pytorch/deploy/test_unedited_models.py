@@ -10,8 +10,19 @@ from tests.pytorch.deploy.ranks import on_ranks
 from tests.pytorch.deploy.unedited_models import MODELS
 
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
-SPLITS = ("tp=2", "tp=2,sp=yes", "cp=2", "dp=2,tp=2,sp=yes", "cp=2,tp=2", "dp=2,tp=2,zero=2")
+SPLITS = (
+    "cp=2,tp=2,sp=yes",
+    "tp=2",
+    "tp=2,sp=yes",
+    "cp=2",
+    "dp=2,tp=2,sp=yes",
+    "cp=2,tp=2",
+    "dp=2,tp=2,zero=2",
+)
 EXPERTS = ("dp=2,ep=2", "dp=4,ep=2", "dp=2,ep=2,zero=3", "dp=2,ep=2,pp=2,micro_batch=2,zero=1")
+EXPERTS += ("dp=2,ep=2,tp=2", "dp=2,ep=2,tp=2,sp=yes,zero=1", "dp=2,ep=2,tp=2,zero=3")
+EXPERTS += ("dp=2,ep=2,cp=2", "dp=4,ep=2,tp=2,zero=2", "dp=2,ep=2,tp=2,pp=2,micro_batch=2")
+EXPERTS += ("dp=2,ep=2,tp=2,cp=2,sp=yes",)
 PIPELINES = ("pp=2,micro_batch=2", "pp=4,micro_batch=4,schedule=gpipe", "dp=2,pp=2,micro_batch=2")
 PIPELINES += ("pp=2,micro_batch=2,schedule=interleaved,chunks=2", "pp=2,tp=2,micro_batch=4")
 OWN = ("grouped", "tied", "packed", "routed")
@@ -21,6 +32,8 @@ RUN = [(name, plan) for name in (*OWN, *THEIRS) for plan in (*SPLITS, *PIPELINES
 RUN += [(name, plan) for name in MIXED for plan in EXPERTS]
 FAST = {("grouped", "cp=2"), ("packed", "tp=2"), ("routed", "dp=2,ep=2")}
 FAST |= {
+    ("routed", "dp=2,ep=2,tp=2"),
+    ("routed", "dp=2,ep=2,cp=2"),
     ("packed", "pp=2,micro_batch=2"),
     ("tied", "tp=2,sp=yes"),
     ("routed", "tp=2"),

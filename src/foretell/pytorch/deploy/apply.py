@@ -619,6 +619,7 @@ def in_own_loop(model: Any, optimizer: Any, plan: Plan, **options: Any) -> Deplo
     if made.stages is not None:
         for one in getattr(optimizer, "each", [optimizer]):
             made.stages.share_state(one)
+        made.stages.sync = made.sync
     if made.sync is not None:
         made.sync.finish_with_backward(made.model.parameters(), optimizer)
     if made.usage is not None:

@@ -170,6 +170,11 @@ class Buckets:
             return
         bucket = self._buckets[self._of[name]]
         if name not in self._given:
+            if name not in bucket.missing:
+                raise InputError(
+                    f"a backward inside a backward makes the gradient of `{name}` twice",
+                    hint="recompute activations with use_reentrant=False",
+                )
             bucket.take(name, self.weight)
         bucket.keep_only(name)
         self._send_full()

@@ -283,6 +283,7 @@ class PipelinedCall:
         self.blocks.run = self._run
         self.ends = _ends(self.blocks, plan.pp, plan.layers, with_ends=False)
         self.first, self.end = [0, *self.ends][self.stage], self.ends[self.stage]
+        self.sync: Any = None  # of data-parallel ranks, where there are any
         self._calls: list[tuple[Callable[..., Any], Any, Any]] = []
         self._start: Tensor = None
         self._passed: Tensor = None
@@ -476,12 +477,15 @@ class _Stages(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, grad: Tensor) -> Any:
         call, kept, sent, ends = ctx.call, ctx.kept, [], []
         ranks, at, chunks = call.ranks, call.stage, grad.chunk(len(ctx.kept))
-        for (x, y), chunk in zip(kept, chunks, strict=True):
-            mine = chunk if at + 1 == len(ranks) else call.received(ranks[at + 1], chunk)
-            torch.autograd.backward(y, mine)
-            if at:
-                sent.append(call.sent(ranks[at - 1], x.grad))
-            else:
-                ends.append(x.grad)
+        with call.sync.no_sync() if call.sync is not None else nullcontext():
+            for (x, y), chunk in zip(kept, chunks, strict=True):
+                mine = chunk if at + 1 == len(ranks) else call.received(ranks[at + 1], chunk)
+                torch.autograd.backward(y, mine)
+                if at:
+                    sent.append(call.sent(ranks[at - 1], x.grad))
+                else:
+                    ends.append(x.grad)
+        if call.sync is not None:  # gradients of all micro-batches are reduced once
+            call.sync.finish_later()
         ctx.kept = []
         return call.shared_end(ends, grad, ranks[0], sent), None, None

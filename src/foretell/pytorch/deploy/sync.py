@@ -378,6 +378,7 @@ class Sync:
     hooks: list[Any] = field(default_factory=list)
     is_done: bool = False  # the gradients of this step are those of the whole batch
     is_adding: bool = False  # more of this step's gradients are to come
+    is_queued: bool = False  # to finish at the end of the backward that is open
     before: Any = None  # what finishes before an update
 
     @property
@@ -453,20 +454,22 @@ class Sync:
         if self.server is not None:
             self.server.is_shown = True
             self.hooks.append(optimizer.register_step_pre_hook(self.server.hide))
-        queued = [False]
+        self.hooks += [
+            p.register_post_accumulate_grad_hook(self.finish_later)
+            for p in parameters
+            if p.requires_grad
+        ]
+
+    def finish_later(self, *_: Any) -> None:
+        """Inside a backward: finish at its end."""
 
         def end() -> None:
-            queued[0] = self.is_done = False
+            self.is_queued = self.is_done = False
             self.finish()
 
-        def seen(_: Any) -> None:
-            if not queued[0] and not self.is_adding:
-                queued[0] = True
-                Variable._execution_engine.queue_callback(end)
-
-        self.hooks += [
-            p.register_post_accumulate_grad_hook(seen) for p in parameters if p.requires_grad
-        ]
+        if not self.is_queued and not self.is_adding:
+            self.is_queued = True
+            Variable._execution_engine.queue_callback(end)
 
     def remove(self) -> None:
         """Take every hook off again."""
