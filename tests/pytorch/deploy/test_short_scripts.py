@@ -27,7 +27,7 @@ def show(*values):
 model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4))
 """
 SGD = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)\n"
-END = "\nshow(*(p.square().sum() for p in model.parameters()))\n"
+END = "\nshow(*(p.square().sum() for p in model.state_dict().values()))\n"
 FREE = "model[0].requires_grad_({})\n"
 
 
@@ -202,7 +202,7 @@ def under(body, plan):
 def test_a_script_prints_what_it_prints_alone(name, plan):
     body = CASES[name][0]
     wanted = alone(body)
-    assert len(wanted) > 8
+    assert len(wanted) >= 8
     for found in under(body, plan):
         assert not isinstance(found, str), found
         assert len(found) == len(wanted)

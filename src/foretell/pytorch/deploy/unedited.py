@@ -483,6 +483,11 @@ class Training(Listener):
                 self.frozen[id(module)] = [
                     (n, p) for n, p in made.model.named_parameters() if not p.requires_grad
                 ]
+                if made.stages is not None:
+                    self.notes.append(
+                        f"{type(module).__name__}: parameters of other stages are those of the "
+                        "last `state_dict()`, and have no gradient here"
+                    )
                 if made.stages is not None and self.plan.schedule != "gpipe":
                     self.notes.append(
                         f"{type(module).__name__}: the script takes its backward itself, so the "
