@@ -1,4 +1,4 @@
-"""Steps under plans: played as their planner plays them, and told where nobody can."""
+"""Pages of plans: the step as its planner simulates it, and numbers equal to `predict`'s."""
 
 import json
 
@@ -13,7 +13,7 @@ from foretell.plan import Plan
 from foretell.predict import predict
 from foretell.search.kit import parse
 from foretell.simulate import simulate
-from foretell.survey.planned import gradient_bytes, model_of, steps_of
+from foretell.survey.planned import gradient_bytes, model_of, page_of, steps_of
 from foretell.workload import load
 from tests.transformer import transformer
 
@@ -64,25 +64,29 @@ def test_a_captured_step_cannot_be_divided(tmp_path):
     path = tmp_path / "step.graph"
     save(transformer(ranks=1, layers=1), path)
     with pytest.raises(InputError, match="divides a model"):
-        steps_of(Plan(dp=2), model_of(str(path)), machines("dgx-a100:gpus=2"))
+        page_of(Plan(dp=2), model_of(str(path)), machines("dgx-a100:gpus=2"))
 
 
 def test_the_page_shows_the_step_under_a_plan(tmp_path):
     plan = tmp_path / "best.plan"
     plan.write_text('{"dp": 2, "tp": 2, "micro_batch": 1, "global_batch": 8}')
     words = ["report", str(plan), "--on", "dgx-a100:gpus=4", "--of", MODEL]
-    told = CliRunner().invoke(foretell, [*words, "--json", "-o", str(tmp_path / "page.html")])
-    assert told.exit_code == 0, told.output
-    found = json.loads(told.stdout)
+    answer = CliRunner().invoke(foretell, [*words, "--json", "-o", str(tmp_path / "page.html")])
+    assert answer.exit_code == 0, answer.output
+    found = json.loads(answer.stdout)
     assert [line["name"] for line in found["timelines"]] == ["best.plan: under the plan"]
     assert found["split"][0]["values"]["compute"] > 0
     assert found["figures"][0]["seconds"] == found["timelines"][0]["step_s"]
+    again = predict(Plan.parse("dp=2,tp=2,micro_batch=1,global_batch=8"), load(MODEL),
+                    machines("dgx-a100:gpus=4"))  # fmt: skip
+    assert found["figures"][0]["seconds"] == again.step
+    assert found["memory"][0]["peak"] == pytest.approx(again.peak, rel=1e-9)
     assert (tmp_path / "page.html").stat().st_size > 10_000
 
 
 def test_a_model_without_machines(tmp_path):
     plan = tmp_path / "best.plan"
     plan.write_text('{"dp": 2}')
-    told = CliRunner().invoke(foretell, ["report", str(plan), "--of", MODEL])
-    assert isinstance(told.exception, InputError)
-    assert "--on" in told.exception.hint
+    answer = CliRunner().invoke(foretell, ["report", str(plan), "--of", MODEL])
+    assert isinstance(answer.exception, InputError)
+    assert "--on" in answer.exception.hint

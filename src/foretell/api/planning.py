@@ -183,7 +183,7 @@ class PlanResult(Result, Planned):
             return head
         if gap < 5e-4:
             return f"{head}; optimal in its search space"
-        return f"{head}; a better plan of its search space saves at most {words.percent(gap)}"
+        return f"{head}; optimality gap at most {words.percent(gap)}"
 
     def details(self, verbose: bool = False) -> list[str | Table]:
         # to be copied; a long one goes to a file as a whole

@@ -126,8 +126,11 @@ def emphasised(text: str) -> str:
 
 def say(words: str) -> None:
     """A message on stderr, not part of the answer; none with `--quiet`."""
+    from foretell.report.words import fitted
+
     if not is_quiet():
-        click.echo(shown(words), err=True)
+        is_to_copy = words.startswith(("written: ", "$ "))  # a path or a command stays one line
+        click.echo(shown(words) if is_to_copy else fitted(shown(words)), err=True)
 
 
 def quiet_option() -> click.Option:

@@ -25,7 +25,7 @@ def curves(name: str, timeline: Timeline, ranks: int = 2) -> list[dict[str, Any]
         {
             "name": f"{name}, rank {m.rank}" if several else name,
             "x": "seconds",
-            **curve(m.time, m.held, _by_kind(timeline, m)),
+            **curve(*_to_the_end(timeline, m)),
             "peak": m.peak,
             "kinds": held_by_kind(timeline, m),
             "explained": _explained(timeline, m),
@@ -33,6 +33,12 @@ def curves(name: str, timeline: Timeline, ranks: int = 2) -> list[dict[str, Any]
         }
         for m in fullest
     ]
+
+
+def _to_the_end(timeline: Timeline, m: Memory) -> tuple[Array, Array, dict[str, Array]]:
+    """Instants, bytes held from each on, and those by kind; the last is the end of the step."""
+    parts = {kind: np.append(held, held[-1:]) for kind, held in _by_kind(timeline, m).items()}
+    return np.append(m.time, timeline.seconds), np.append(m.held, m.held[-1:]), parts
 
 
 def _explained(timeline: Timeline, m: Memory) -> str:

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foretell.advise import TRIED, Recommendations, Step, advise
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.report import words
 from foretell.report.page import Content, Line, columns, numbers, packed
-from foretell.simulate import simulate
 from foretell.survey.survey import survey
-
-if TYPE_CHECKING:
-    from foretell.predict import Prediction
 
 OnProgress = Callable[
     ..., None
@@ -67,44 +63,17 @@ def write(of: Step, specs: Sequence[str], path: Path) -> None:
 def plan(workload: str, text: str, cluster: Cluster) -> str:
     """A plan predicted, drawn on its machines, with its pipeline schedule and timeline."""
     from foretell.plan import Plan
-    from foretell.report.drawings import drawn_plan
-    from foretell.search.kit import priced
+    from foretell.report.drawings import drawn_plan, pipeline
     from foretell.survey.inputs import Drawn
-    from foretell.survey.planned import steps_of
+    from foretell.survey.planned import page_of
     from foretell.workload import load
 
-    model = load(workload, files=False)
-    found = priced(Plan.parse(text or "dp=1"), model, cluster)
-    steps = [(name, simulate(graph)) for name, graph in steps_of(found.plan, model, cluster)]
-    picture = drawn_plan(found.plan, workload, cluster)
-    if steps and found.plan.pp > 1 and not picture["schedule"]:
-        from foretell.report.drawings import pipeline
-
-        picture["schedule"] = pipeline(steps[-1][1])
-    surveyed = survey(
-        [], drawn=Drawn(plans=[picture], timelines=steps, cluster=cluster, seconds=found.step)
-    )
-    content = _predicted(surveyed.content, found, cluster, model)
-    return packed(_page(surveyed.timelines, content))
-
-
-def _predicted(content: Content, found: Prediction, cluster: Cluster, model: Any) -> Content:
-    """The head of a plan's page: time, memory, MFU and cost."""
-    from dataclasses import replace
-
-    batch = found.plan.global_batch or model.batch
-    fits = "fits" if found.fits else f"out of memory by {words.size(found.missing)}"
-    figures: list[dict[str, Any]] = [
-        {"what": "predicted step", "seconds": found.step, "low": found.low, "high": found.high},
-        {"what": "samples/s", "text": f"{batch / found.step:.3g}",
-         "more": f"global batch {batch:,}"},
-        {"what": "MFU", "text": words.percent(found.utilisation)},
-        {"what": "peak memory", "bytes": found.peak, "more": fits},
-    ]  # fmt: skip
-    if cluster.price:
-        cost = f"{cluster.price:,.0f} $/h"
-        figures.append({"what": "cost", "text": cost, "more": f"{_dollars(found, cluster)} a step"})
-    return replace(content, figures=figures)
+    page = page_of(Plan.parse(text or "dp=1"), load(workload, files=False), cluster)
+    picture = drawn_plan(page.prediction.plan, workload, cluster)
+    if page.prediction.plan.pp > 1 and not picture["schedule"]:
+        picture["schedule"] = pipeline(page.timelines[-1][1])
+    surveyed = survey([], drawn=Drawn(plans=[picture], pages=[page]))
+    return packed(_page(surveyed.timelines, surveyed.content))
 
 
 def plan_outcome(workload: str, text: str, cluster: Cluster) -> dict[str, Any]:
@@ -118,10 +87,6 @@ def plan_outcome(workload: str, text: str, cluster: Cluster) -> dict[str, Any]:
         "changes": [], "baseline_s": None, "predicted_s": found.step, "low_s": found.low,
         "high_s": found.high, "gain": None, "per": "step", "peak_bytes": found.peak,
     }  # fmt: skip
-
-
-def _dollars(found: Prediction, cluster: Cluster) -> str:
-    return f"{found.step * cluster.price / 3600:.3g} $"
 
 
 def strategies(workload: str, cluster: str, gpus: str, tell: OnProgress) -> list[dict[str, Any]]:

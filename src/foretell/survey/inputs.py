@@ -11,11 +11,10 @@ from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.graph.file import is_graph_file
 from foretell.io import decode, is_there, open_file, read_json, read_lines
-from foretell.simulate import Timeline, simulate
 
 if TYPE_CHECKING:
     from foretell.plan import Plan
-    from foretell.survey.planned import Model
+    from foretell.survey.planned import Model, PlanPage
 
 _HEAD = 4096
 _ENDINGS = (".py", ".graph", ".txt", ".json", ".jsonl", ".gz", ".toml", ".plan", ".zip", ".tar")
@@ -97,10 +96,8 @@ class Drawn:
     oracle: list[dict[str, Any]] = field(default_factory=list)
     plans: list[dict[str, Any]] = field(default_factory=list)
     schedules: list[dict[str, Any]] = field(default_factory=list)
-    timelines: list[tuple[str, Timeline]] = field(default_factory=list)  # steps under plans
+    pages: list[PlanPage] = field(default_factory=list)  # plans that are predicted
     runs: list[dict[str, Any]] = field(default_factory=list)  # measured beside predicted
-    cluster: Cluster | None = None
-    seconds: float | None = None  # of the last timeline, where a prediction tells it
 
 
 @dataclass(frozen=True)
@@ -113,13 +110,12 @@ class Place:
     def add(self, found: Drawn, plan: Plan, name: str, answer: Any = None) -> None:
         """Draw a plan; with machines and a model, its step too."""
         from foretell.report.drawings import drawn_plan
-        from foretell.survey.planned import gradient_bytes, steps_of
+        from foretell.survey.planned import gradient_bytes, page_of
 
         sizes = None
         if self.cluster is not None and self.model is not None:
             sizes = gradient_bytes(plan, self.model, self.cluster)
-            steps = steps_of(plan, self.model, self.cluster)
-            found.timelines.extend((f"{name}: {what}", simulate(graph)) for what, graph in steps)
+            found.pages.append(page_of(plan, self.model, self.cluster, name))
         found.plans.append(drawn_plan(plan, name, self.cluster, answer, sizes))
 
 
@@ -127,7 +123,7 @@ def drawings(inputs: Inputs, cluster: Cluster | None = None, model: Model | None
     """Everything to draw from the answers and plans among the inputs."""
     from foretell.plan import load as load_plan
 
-    found, place = Drawn(cluster=cluster), Place(cluster, model)
+    found, place = Drawn(), Place(cluster, model)
     for path in inputs.answers:
         _add(found, read_answer(path), path, place)
     for path in inputs.plans:

@@ -1,18 +1,25 @@
-"""The step of a plan as a graph, so that a page shows what a plan does and not only what it says.
+"""The page of a plan: its predicted step, memory and MFU, and its step as a timeline.
 
-Plans that fuse ops or name messages are the planner's own: they are laid out as it lays them out.
+The numbers are those of `foretell predict`. Plans with fused ops or gradient buckets are lowered by
+the fusion planner that made them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.graph.graph import Graph
 from foretell.plan import Plan, lower
+from foretell.predict import Prediction
+from foretell.report import words
+from foretell.report.memory import curves
+from foretell.search.kit import priced
+from foretell.simulate import Timeline, simulate
 from foretell.workload import Workload
 from foretell.workload import load as load_workload
 
@@ -31,15 +38,74 @@ def model_of(text: str) -> Model:
     return load_workload(text, scripts=True)
 
 
-def steps_of(plan: Plan, model: Model, cluster: Cluster) -> list[tuple[str, Graph]]:
-    """The step under a plan; of one that fuses ops with its baseline above it."""
-    if plan.buckets or plan.regions:
-        return _fused(plan, _problem(plan, model, cluster))
-    if isinstance(model, Graph):
+@dataclass(frozen=True, eq=False)
+class PlanPage:
+    """A plan predicted, and its step on its machines."""
+
+    prediction: Prediction
+    timelines: Sequence[tuple[str, Timeline]]  # the last is the step under the plan
+    cluster: Cluster
+    batch: int  # samples of a step
+
+    @property
+    def figures(self) -> list[dict[str, Any]]:
+        """The cards of the page: time, throughput, MFU and HFU, memory, cost."""
+        found = self.prediction
+        rate = {"what": "samples/s", "text": f"{self.batch / found.step:.3g}"}
+        fits = "fits" if found.fits else f"out of memory by {words.size(found.missing)}"
+        figures: list[dict[str, Any]] = [
+            {"what": "predicted step", "seconds": found.step, "low": found.low, "high": found.high},
+            rate | {"more": f"global batch {self.batch:,}"} if self.batch else {},
+            {"what": "MFU", "text": words.percent(found.utilisation),
+             "then": f"HFU {words.percent(found.hfu)}" if found.hfu else ""},
+            {"what": "peak memory", "bytes": found.peak, "more": fits},
+        ]  # fmt: skip
+        if self.cluster.price:
+            cost, each = f"{self.cluster.price:,.0f} $/h", found.step * self.cluster.price / 3600
+            figures.append({"what": "cost", "text": cost, "more": f"{each:.3g} $ a step"})
+        return [figure for figure in figures if figure]
+
+    @property
+    def memory(self) -> list[dict[str, Any]]:
+        """Memory over the step: buffers of the graph, and what the prediction adds to them."""
+        drawn = curves(*self.timelines[-1])
+        rest = self.prediction.peak - max((curve["peak"] for curve in drawn), default=0.0)
+        # buffers of a whole stage begin with it: the instant of the peak would be too exact
+        return [_with_constant(curve | {"explained": ""}, max(rest, 0.0)) for curve in drawn]
+
+
+def _with_constant(curve: dict[str, Any], rest: float) -> dict[str, Any]:
+    """A memory curve with the bytes that are held all the time: buffers of NCCL, fragmentation."""
+    if not rest:
+        return curve
+    return curve | {
+        "held": curve["held"] + rest,
+        "stacked": {**curve["stacked"], "allocator": 0.0 * curve["held"] + rest},
+        "peak": curve["peak"] + rest,
+        "kinds": {**curve["kinds"], "allocator": rest},
+    }
+
+
+def page_of(plan: Plan, model: Model, cluster: Cluster, name: str = "") -> PlanPage:
+    """Predict a plan, and simulate its step layer by layer."""
+    if isinstance(model, Graph) and not (plan.buckets or plan.regions):
         raise InputError(
             f"the plan `{str(plan)[:60]}` divides a model, and a captured step is divided already",
             hint="name the workload: --of gpt:layers=24,…",
         )
+    found = priced(plan, model, cluster)
+    before = f"{name}: " if name else ""
+    graphs = steps_of(found.plan, model, cluster)
+    timelines = [(f"{before}{title}", simulate(graph)) for title, graph in graphs]
+    batch = found.plan.global_batch or getattr(model, "batch", 0)
+    return PlanPage(found, timelines, cluster, batch)
+
+
+def steps_of(plan: Plan, model: Model, cluster: Cluster) -> list[tuple[str, Graph]]:
+    """The step under a plan; of one that fuses ops with its baseline above it."""
+    if plan.buckets or plan.regions:
+        return _fused(plan, _problem(plan, model, cluster))
+    assert not isinstance(model, Graph)
     return [("under the plan", lower(plan, model, cluster, detail="layer"))]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from foretell.survey.inputs import Drawn
 from foretell.survey.memory import tape_curves
 from foretell.survey.window import Window, measured, window
 from foretell.whatif import WhatIf, applied, ordered, parse, tried
+
+if TYPE_CHECKING:
+    from foretell.survey.planned import PlanPage
 from foretell.whatif.registry import check
 
 Progress = Callable[[str], None]
@@ -61,22 +64,24 @@ def survey(
     names = [one.name for one in steps] or [d["name"] for d in _all(drawn)]
     content = Content(
         title=", ".join(names[:3]),
-        figures=[f for t in found for f in t.figures] or _plan_figures(drawn),
+        figures=[f for t in found for f in t.figures] or _plan_figures(drawn.pages),
         notes=list(dict.fromkeys(n for t in found for n in t.notes)),
         diagnosis=_diagnosis(found, drawn),
         advice=found[0].advice if found else None,
-        memory=[m for t in found for m in t.memory],
+        memory=[m for t in found for m in t.memory] + [m for p in drawn.pages for m in p.memory],
         oracle=drawn.oracle,
         plans=drawn.plans,
         schedules=drawn.schedules,
     )
     lines = [line for t in found for line in t.timelines]
-    return Survey((*lines, *_lines(drawn)), content)
+    return Survey((*lines, *(line for one in drawn.pages for line in _lines(one))), content)
 
 
-def _plan_figures(drawn: Drawn) -> list[dict[str, Any]]:
-    """Where there are plans alone: how long the step of each is."""
-    return [{"what": name, "seconds": line.seconds} for name, line in drawn.timelines[:4]]
+def _plan_figures(pages: Sequence[PlanPage]) -> list[dict[str, Any]]:
+    """Where there are plans alone: all figures of one, or the step of each of several."""
+    if len(pages) == 1:
+        return pages[0].figures
+    return [{"what": one.timelines[-1][0], "seconds": one.prediction.step} for one in pages[:4]]
 
 
 def _all(drawn: Drawn) -> list[dict[str, Any]]:
@@ -154,24 +159,22 @@ def _diagnosis(steps: Sequence[_Answers], drawn: Drawn) -> dict[str, Any] | None
     if steps:
         first = steps[0].diagnosis
         return first | {"compared": [*first["compared"], *runs]}
-    if not drawn.timelines:
+    if not drawn.pages:
         return {"compared": runs} if runs else None
-    found = _last(drawn)
-    return diagnose(Step(found.line.graph, drawn.cluster), found) | {"compared": runs}
+    found = _window(drawn.pages[-1])
+    return diagnose(Step(found.line.graph, drawn.pages[-1].cluster), found) | {"compared": runs}
 
 
-def _last(drawn: Drawn) -> Window:
-    """The step under the last plan; as long as its prediction says."""
-    line = drawn.timelines[-1][1]
-    return Window(line.seconds if drawn.seconds is None else drawn.seconds, line, 0.0, line)
+def _window(page: PlanPage) -> Window:
+    """The step under a plan; as long as its prediction says."""
+    line = page.timelines[-1][1]
+    return Window(page.prediction.step, line, 0.0, line)
 
 
-def _lines(drawn: Drawn) -> list[Line]:
-    """The steps under plans."""
-    if not drawn.timelines:
-        return []
-    *others, (name, _) = drawn.timelines
-    return [*(Line(*one) for one in others), _last(drawn).shown(name)]
+def _lines(page: PlanPage) -> list[Line]:
+    """The step under a plan below its baselines; its memory is drawn as it is predicted."""
+    *others, (name, _) = page.timelines
+    return [*(Line(*one) for one in others), replace(_window(page).shown(name), has_memory=False)]
 
 
 def compared(step: Step) -> list[dict[str, Any]]:

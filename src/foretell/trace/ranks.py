@@ -150,8 +150,8 @@ def notes_on(
     worst = int(caused.argmax())
     if caused[worst] > _NOTABLE * seconds:
         notes.append(
-            f"rank {ranks[worst]} is a straggler: the others wait {1e3 * caused[worst]:.3g} ms a "
-            f"step for it ({100 * caused[worst] / seconds:.0f} % of the step)"
+            f"rank {ranks[worst]} is a straggler: collectives of the others wait for it, "
+            f"{1e3 * caused[worst]:.3g} ms a step added up, hidden behind compute or not"
         )
     late_ranks = [(float(s), r) for s, r in zip(shift, ranks, strict=True)]
     if max(late_ranks)[0] > _NOTABLE * seconds:

@@ -399,10 +399,13 @@ function memoryPlot(m, most) {
       up = [],
       down = [];
     for (let i = 0; i < m.at.length; i++) {
-      const x = X(m.at[i]).toFixed(1);
-      down.push(x + " " + Y(below[i]).toFixed(1));
+      const from = X(m.at[i]).toFixed(1) + " ",
+        to = X(m.at[Math.min(i + 1, m.at.length - 1)]).toFixed(1) + " ", // bytes are held until the next instant
+        low = Y(below[i]).toFixed(1);
       below[i] += part[i];
-      up.push(x + " " + Y(below[i]).toFixed(1));
+      const top = Y(below[i]).toFixed(1);
+      down.push(from + low, to + low);
+      up.push(from + top, to + top);
     }
     svg.append(
       draw(

@@ -17,7 +17,7 @@ const CAUSES = {
   "other ranks": "ranks that arrive later at a collective",
   bubble: "other ranks: stages of the pipeline before or behind it",
   "between kernels": "the next kernel: gaps below 4 µs that every stream of kernels has",
-  unexplained: "part of the step time that the simulated tasks do not explain",
+  unexplained: "step time that no simulated task accounts for",
 };
 const joined = text => text.replaceAll(" ", "\u00a0"); // a name that is not broken over two lines
 function gaps(idle) {

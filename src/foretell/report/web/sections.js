@@ -169,11 +169,12 @@ const HELD_FOR = {
   library: "libraries (cuBLAS, cuDNN)",
   input: "the batch",
   other: "temporary tensors",
+  allocator: "communication buffers and fragmentation",
 };
 function held(m) {
   // what the peak consists of, the largest parts by name
   const parts = Object.entries(m.kinds).sort((a, b) => b[1] - a[1]).filter(([, b]) => b > 0.05 * m.peak).slice(0, 3);
-  return parts.length ? "It holds " + parts.map(([k, b]) => (HELD_FOR[k] || k) + " (" + Math.round((100 * b) / m.peak) + " %)").join(", ") + "." : "";
+  return parts.length ? "holds " + parts.map(([k, b]) => (HELD_FOR[k] || k) + " (" + Math.round((100 * b) / m.peak) + " %)").join(", ") + "." : "";
 }
 function memories(items, lower) {
   const kinds = [...new Set(items.flatMap(m => Object.keys(m.kinds)))],
@@ -181,7 +182,7 @@ function memories(items, lower) {
   return section(
     "memory",
     "Memory",
-    items[0].explained ? "The peak, " + size(items[0].peak) + " (" + items[0].name + "), is " + items[0].explained.replaceAll("`", "") + ". " + held(items[0]) : "",
+    "The peak, " + size(items[0].peak) + " (" + items[0].name + "), " + (items[0].explained ? "is " + items[0].explained.replaceAll("`", "") + ". It " : "") + held(items[0]),
     el("div", { class: "pair" }, ...first.map(m => el("div", {}, el("h3", { text: cut(m.name, 60) }), memoryPlot(m, Math.max(...first.map(f => f.peak)))))),
     el(
       "div",

@@ -1003,8 +1003,8 @@ def _notes(found: Found, asked: FusionPlanner, scale: float) -> tuple[str, ...]:
     notes = [
         f"{len(problem)} ops in {fusion.num_groups} kernels, {int(fusion.copied.sum())} recomputed",
         f"{len(problem.gradients)} gradients in {len(sizes)} messages ({', '.join(ways)})",
-        f"the same kernels with the best messages there could be: "
-        f"{scale * bound:.6g} s; with nothing waiting for anything: {scale * overlap:.6g} s",
+        f"lower bounds: {1e3 * scale * bound:.4g} ms for these kernels with any buckets, "
+        f"{1e3 * scale * overlap:.4g} ms with full overlap",
     ]
     if problem.repeats > 1 or problem.recompute or problem.zero:
         notes.append(_memory_note(problem))

@@ -167,6 +167,7 @@ async function listed(chosen) {
   const { steps, scenarios } = await ask("desk");
   if (chosen) set({ step: chosen });
   if (!steps.some(s => s.key === state.step)) set({ step: steps.length ? steps[steps.length - 1].key : "" });
+  by("steps").hidden = !steps.length; // an empty group of choices is none
   by("steps").replaceChildren(
     ...steps.map(s =>
       el(
@@ -364,19 +365,30 @@ async function explore() {
   }
   by("stop").disabled = false;
   by("explore").disabled = true;
+  for (const id of ["charts", "found-table", "picked", "plan-contents", "plan-sections"]) by(id).replaceChildren();
   follow(
     job,
     found => {
       by("job-says").textContent = found.says + (found.seconds > 1 ? " · " + found.seconds.toFixed(0) + " s" : "");
+      searched(found.says);
       progress(found.trail || []);
       if (Array.isArray(found.answer)) points(found.answer);
     },
     found => {
       by("stop").disabled = true;
       by("explore").disabled = false;
+      by("job-bar").hidden = true;
       by("job-says").textContent = found.state === "done" ? plural(found.answer.length, "layout") + " in " + found.seconds.toFixed(1) + " s" : found.says;
     },
   );
+}
+function searched(says) {
+  // a bar that is filled where the search tells how far it is, and only moves where it does not
+  const [, done, all] = /(\d+) of (\d+)/.exec(says) || [],
+    bar = by("job-bar");
+  bar.hidden = false;
+  if (all) (bar.max = Number(all)), (bar.value = Number(done));
+  else bar.removeAttribute("value");
 }
 function progress(trail) {
   if (trail.length < 2) return by("progress").replaceChildren();
