@@ -191,10 +191,10 @@ def peak(graph: Graph, measured: float | None = None) -> float | None:
     found = peak_bytes(graph, measured)
     if found is not None:
         return found
-    return None if unfollowed(graph) else peak_of_buffers(simulate(graph)) or None
+    return None if untracked_ops(graph) else peak_of_buffers(simulate(graph)) or None
 
 
-def unfollowed(graph: Graph) -> list[str]:
+def untracked_ops(graph: Graph) -> list[str]:
     """Changes made to a graph that alter memory, which buffers of a captured step do not follow."""
     made = (spec.partition(":")[0] for spec in graph.history)
     known = (name for name in made if name in WHATIFS and name not in FOLLOWED)

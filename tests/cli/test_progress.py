@@ -69,22 +69,22 @@ def test_bars_tell_the_time_left():
 def test_the_time_left_follows_the_pace_that_is_reported(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
-    work = output._Work(began=100.0)
+    work = output._ProgressState(began=100.0)
     now[0] += 30  # to start with, which says nothing of the pace
     assert work.bar() == (None, "30 s")
-    work.go_on(0.0)
+    work.advance(0.0)
     assert work.bar() == (0.0, "30 s")
     now[0] += 10
-    work.go_on(0.25)
+    work.advance(0.25)
     assert work.bar() == (0.25, "about 30 s left")
-    work.go_on(7.0)
+    work.advance(7.0)
     assert work.bar()[0] == 1.0
 
 
 def test_more_pieces_than_were_said_are_no_error():
-    work = output._Work(steps=2)
+    work = output._ProgressState(steps=2)
     for _ in range(5):
-        work.go_on(None)
+        work.advance(None)
     assert work.bar()[0] == 0.8
 
 

@@ -53,9 +53,9 @@ def _answer(path: Path) -> object:
 
 
 def _batch(path: Path) -> object:
-    from foretell.cli.predict import _lines
+    from foretell.cli.predict import _requests
 
-    return _lines(path)
+    return _requests(path)
 
 
 def _runs(path: Path) -> object:

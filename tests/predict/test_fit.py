@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from foretell.cli.fit import _ran
+from foretell.cli.fit import _measured_run
 from foretell.cli.fit import command as fit_command
 from foretell.cli.predict import command as predict_command
 from foretell.cluster import Calibration, load
@@ -148,7 +148,7 @@ def test_what_a_run_left_is_read(tmp_path):
     assert "global_batch=64" in told["fitted_on"][0]["run"]
     assert (tmp_path / "run" / "calibration.json").exists()
     assert "vgg:depth=11 on" in told["fitted_on"][0]["run"]
-    assert _ran(tmp_path / "run", "resnet50", "abci:gpus=2").workload.name == "resnet"
+    assert _measured_run(tmp_path / "run", "resnet50", "abci:gpus=2").workload.name == "resnet"
     without = CliRunner().invoke(fit_command, [folder])
     assert "--on" in str(without.exception)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from foretell.advise import Step, peak, unfollowed
+from foretell.advise import Step, peak, untracked_ops
 from foretell.cli.main import foretell
 from foretell.errors import InputError
 from foretell.graph import Builder
-from foretell.report.page import Content, Line, numbers
+from foretell.report.page import Content, PageTimeline, numbers
 from foretell.simulate import simulate
-from foretell.survey.inputs import Inputs, drawings, sort
+from foretell.survey.inputs import Inputs, kind_of_input, sections_of
 from foretell.survey.survey import survey
 
 STEP = Path(__file__).resolve().parents[2] / "docs" / "guides" / "step.txt"
@@ -43,9 +43,9 @@ def files(tmp_path):
 
 
 def test_files_are_distinguished(files):
-    assert sort(str(STEP)) == "steps"
-    assert sort("amp:dtype=bf16") == "specs"
-    assert {name: sort(path) for name, path in files.items()} == {
+    assert kind_of_input(str(STEP)) == "steps"
+    assert kind_of_input("amp:dtype=bf16") == "specs"
+    assert {name: kind_of_input(path) for name, path in files.items()} == {
         "oracle": "answers", "schedule": "answers", "placement": "answers", "plan": "plans",
         "plan json": "plans", "planned": "answers", "lines": "answers",
     }  # fmt: skip
@@ -53,19 +53,19 @@ def test_files_are_distinguished(files):
 
 def test_scripts_are_steps(tmp_path):
     script = written(tmp_path, "train.py", "def make(): ...")
-    assert sort(script) == sort(f"{script}:make") == "steps"
+    assert kind_of_input(script) == kind_of_input(f"{script}:make") == "steps"
     with pytest.raises(InputError, match="there is no file"):
-        sort("missing.py")
+        kind_of_input("missing.py")
 
 
 def test_a_run_is_shown_measured_beside_predicted(tmp_path):
     path = written(tmp_path, "run.json", {"losses": [1.0], "measured_s": 0.2, "predicted_s": 0.19})
-    found = survey([], drawn=drawings(Inputs.of([path]))).content.diagnosis
+    found = survey([], drawn=sections_of(Inputs.of([path]))).content.diagnosis
     assert found["compared"] == [{"what": "run.json", "measured_s": 0.2, "predicted_s": 0.19}]
 
 
 def test_everything_is_drawn(files):
-    found = drawings(Inputs.of(files.values()))
+    found = sections_of(Inputs.of(files.values()))
     assert len(found.oracle) == 2
     assert len(found.oracle[1]["rows"]) == 2
     assert len(found.schedules) == 2
@@ -80,13 +80,13 @@ def test_what_is_not_there():
 def test_what_holds_nothing(tmp_path):
     path = written(tmp_path, "x.json", {"step_s": "no number"})
     with pytest.raises(InputError, match="nothing a report could show"):
-        drawings(Inputs.of([path]))
+        sections_of(Inputs.of([path]))
 
 
 def test_what_is_cut_short(tmp_path):
     path = written(tmp_path, "x.json", '{"makespan": 1, ')
     with pytest.raises(InputError, match="is not JSON"):
-        drawings(Inputs.of([path]))
+        sections_of(Inputs.of([path]))
 
 
 def test_a_survey_of_a_graph():
@@ -153,9 +153,12 @@ def test_memory_of_a_captured_step_is_not_drawn_for_changes_it_does_not_follow()
     step = Step(graph, None, name="captured")
     with graph.edit("checkpoint") as edit:
         edit.set(edit.select(), seconds=2e-3)
-    assert unfollowed(edit.graph) == ["checkpoint"]
-    assert unfollowed(graph) == []
+    assert untracked_ops(edit.graph) == ["checkpoint"]
+    assert untracked_ops(graph) == []
     assert peak(edit.graph) is None
     assert peak(step.graph) == 2.0**20
-    drawn = [Line("now", simulate(graph)), Line("then", simulate(edit.graph), has_memory=False)]
+    drawn = [
+        PageTimeline("now", simulate(graph)),
+        PageTimeline("then", simulate(edit.graph), has_memory=False),
+    ]
     assert [m["name"] for m in numbers(drawn, Content())["memory"]] == ["now"]

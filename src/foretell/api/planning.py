@@ -217,11 +217,11 @@ class PlanResult(Result, Planned):
 
     def _spent(self) -> list[str]:
         """Cost of the search, and of our own search of the same space."""
-        spent = f"{_looked(self)} of CPU time"
+        spent = f"{_search_cost(self)} of CPU time"
         if self.own is None:
             return [spent]
         ahead = words.seconds(self.own.predicted)
-        mine = f"our search of the same space: {ahead} a step, {_looked(self.own)} of CPU time"
+        mine = f"our search of the same space: {ahead} a step, {_search_cost(self.own)} of CPU time"
         return [spent, mine]
 
     def to_dict(self) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class PlanResult(Result, Planned):
         return bars("seconds a step, against the baselines", rows)
 
 
-def _looked(found: Planned) -> str:
+def _search_cost(found: Planned) -> str:
     return f"{found.evaluations} plans evaluated in {words.seconds(found.cpu)}"
 
 
@@ -291,7 +291,7 @@ def predict(
     workload = _model(model, parsed)
     on = machines(cluster, calibration)
     found = priced(parsed, workload, on)
-    notes = [*getattr(workload, "notes", ()), *_as_stored(plan, found, workload, on)]
+    notes = [*getattr(workload, "notes", ()), *_difference_from_file(plan, found, workload, on)]
     return Prediction(**vars(found), notes=tuple(notes))
 
 
@@ -339,7 +339,9 @@ def _made_for(model: Workload | Graph, cluster: Cluster) -> dict[str, str]:
     return named | {"foretell": version("foretell")}
 
 
-def _as_stored(plan: Any, found: _Prediction, model: Workload | Graph, on: Cluster) -> list[str]:
+def _difference_from_file(
+    plan: Any, found: _Prediction, model: Workload | Graph, on: Cluster
+) -> list[str]:
     """A note where the plan's file predicts something else for the same model and cluster."""
     if not isinstance(plan, str | os.PathLike) or not os.fspath(plan).endswith(FILES):
         return []

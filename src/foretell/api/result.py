@@ -91,8 +91,8 @@ def curves(
     points = [p for line in series.values() for p in line if min(p) > 0]
     if not points:
         return _plot(title, ROW * 2, [_text(8, 2 * ROW - 6, "nothing to draw", "start")])
-    across = _scale([x for x, _ in points], 60, WIDTH - 150)
-    up = _scale([y for _, y in points], TALL - 40, 34)
+    across = _LogScale([x for x, _ in points], 60, WIDTH - 150)
+    up = _LogScale([y for _, y in points], TALL - 40, 34)
     parts = [_axes(points, across, up, axes)]
     for k, (name, line) in enumerate(series.items()):
         drawn = [(across(x), up(y)) for x, y in sorted(line) if x > 0 and y > 0]
@@ -100,7 +100,7 @@ def curves(
     return _plot(title, TALL, parts)
 
 
-class _scale:
+class _LogScale:
     """A logarithmic axis: from a value to a pixel."""
 
     def __init__(self, values: Sequence[float], first: float, last: float) -> None:
@@ -113,7 +113,7 @@ class _scale:
 
 
 def _axes(
-    points: Sequence[tuple[float, float]], across: _scale, up: _scale, names: tuple[str, str]
+    points: Sequence[tuple[float, float]], across: _LogScale, up: _LogScale, names: tuple[str, str]
 ) -> str:
     base = TALL - 30
     xs = sorted({x for x, _ in points})

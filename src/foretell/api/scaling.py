@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from foretell.pool import Pool
 
 TOKENS = 2**22  # of a step by default: what published runs of 7 to 405 B use, about 4 M
-_SHOWN = 12  # offers that are shown
+_MOST_OFFERS = 12  # offers that are shown
 _COUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMBTkmbt]?)")
-_MANY = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_MULTIPLES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 # Short names of ParaDL's limitations, for a column.
@@ -78,7 +78,7 @@ class PurchaseResult(Result):
                 words.seconds(offer.prediction.step), words.percent(offer.prediction.utilisation),
                 words.percent(offer.goodput),
             )
-            for offer in self.offers[: None if verbose else _SHOWN]
+            for offer in self.offers[: None if verbose else _MOST_OFFERS]
         ]  # fmt: skip
         head = ("GPUs", "run>", "cost>", "step>", "MFU>", "goodput>")
         return [words.plan_text(str(self.best.prediction.plan)), Table(head, rows), *self.notes]
@@ -153,7 +153,7 @@ def buy(
 def token_count(text: str | float) -> float:
     """`2T` is two trillion, `300B` three hundred billion."""
     found = _COUNT.fullmatch(str(text).strip())
-    value = float(found[1]) * _MANY[found[2].upper()] if found else 0.0
+    value = float(found[1]) * _MULTIPLES[found[2].upper()] if found else 0.0
     if not 1 <= value <= 1e18:
         raise InputError(f"`{text}` is no number of tokens", hint="write 2T, 300B or 5e9 as 5B")
     return value
@@ -164,7 +164,10 @@ def _money(offer: Offer) -> str:
     return f"$ {offer.money:,.0f}" if offer.money else f"{hours:,.0f} GPU-hours"
 
 
-_FEW, _FRONT = 3, 5  # strategies of a scale, and plans of the Pareto front, that are shown
+_MOST_STRATEGIES, _MOST_PARETO = (
+    3,
+    5,
+)  # strategies of a scale, and plans of the Pareto front, that are shown
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -201,9 +204,9 @@ class ScalingResult(Result):
         return f"{found}; bottleneck: {_bottleneck(row)}"
 
     def details(self, verbose: bool = False) -> list[str | Table]:
-        few = self.rows if verbose else self._few()
+        few = self.rows if verbose else self._best_rows()
         columns = ("GPUs>", "strategy", "step>", "samples/s>", "MFU>", "memory>", "bottleneck")
-        found: list[str | Table] = [Table(columns, [_line(row) for row in few])]
+        found: list[str | Table] = [Table(columns, [_cells(row) for row in few])]
         if self.epoch:
             found.append(Table(_EPOCH, [self._epoch(row) for row in few]))
         best = (words.plan_text(f"best on {row.gpus}: {row.plan}") for row in self.best)
@@ -213,9 +216,9 @@ class ScalingResult(Result):
             for row in self.best[-1:]
             for f in row.findings
         ]
-        found += self.more if verbose else self.more[-_FEW:]
+        found += self.more if verbose else self.more[-_MOST_STRATEGIES:]
         if verbose:
-            kept = (f"{words.strategy(r.strategy)} on {r.gpus}" for r in self.front[:_FRONT])
+            kept = (f"{words.strategy(r.strategy)} on {r.gpus}" for r in self.front[:_MOST_PARETO])
             found.append(f"Pareto front of time, memory and cost: {', '.join(kept)}")
             found += [
                 f"{words.strategy(name)}: max useful degree {most:g}, {because}"
@@ -223,12 +226,12 @@ class ScalingResult(Result):
             ]
         return [*found, *self.notes]
 
-    def _few(self) -> list[Row]:
+    def _best_rows(self) -> list[Row]:
         """The best strategies of each scale: three of few scales, one of many."""
         scales: dict[int, list[Row]] = {}
         for row in self.rows:
             scales.setdefault(row.gpus, []).append(row)
-        most = _FEW if len(scales) <= _FEW else 1
+        most = _MOST_STRATEGIES if len(scales) <= _MOST_STRATEGIES else 1
         return [row for rows in scales.values() for row in rows[:most]]
 
     def _epoch(self, row: Row) -> tuple[str, ...]:
@@ -241,7 +244,7 @@ class ScalingResult(Result):
     def to_dict(self) -> dict[str, Any]:
         return {
             "workload": self.workload,
-            "rows": [_plain(row, self.epoch) for row in self.rows],
+            "rows": [_row_dict(row, self.epoch) for row in self.rows],
             "limits": {name: {"gpus": n, "because": why} for name, (n, why) in self.limits.items()},
             "more": list(self.more),
             "front": [{"gpus": r.gpus, "strategy": r.strategy} for r in self.front],
@@ -250,7 +253,7 @@ class ScalingResult(Result):
 
     def records(self) -> list[dict[str, Any]]:
         nested = ("breakdown", "collectives", "findings")
-        rows = (_plain(row, self.epoch) for row in self.rows)
+        rows = (_row_dict(row, self.epoch) for row in self.rows)
         return [{k: v for k, v in row.items() if k not in nested} for row in rows]
 
     def plot(self) -> Plot:
@@ -363,7 +366,7 @@ def at_prices(cluster: Cluster, price: float | None, listed: dict[str, float]) -
     return replace(cluster, groups=groups) if price is not None or listed else cluster
 
 
-def _plain(row: Row, epoch: int | None) -> dict[str, Any]:
+def _row_dict(row: Row, epoch: int | None) -> dict[str, Any]:
     found = {
         "gpus": row.gpus,
         "strategy": row.strategy,
@@ -389,7 +392,7 @@ def _plain(row: Row, epoch: int | None) -> dict[str, Any]:
     return found
 
 
-def _line(row: Row) -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str, ...]:
     memory = words.size(row.peak)
     if row.missing:
         memory = f"OOM by {words.size(row.missing)}"

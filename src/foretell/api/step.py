@@ -31,11 +31,11 @@ from foretell.simulate.timeline import path_seconds
 from foretell.whatif import Setting, WhatIf, parse, tried
 from foretell.whatif.registry import peak_between
 
-_OF_FUNCTIONS = ("batch", "ranks", "optimizer", "autocast", "device")
+_FUNCTION_OPTIONS = ("batch", "ranks", "optimizer", "autocast", "device")
 Progress = Callable[..., None]  # what is being done and, where that is known, the share done
 DEFAULT = "h200"  # where captured steps are priced unless a cluster is named
 _GPUS = ("/dev/nvidia0", "/dev/kfd")  # there where a driver of NVIDIA or AMD is
-_FEW = 5  # rows of a table that is not verbose
+_MOST_ROWS = 5  # rows of a table that is not verbose
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _of_script(
     from foretell.pytorch.intake.request import Script
 
     plain = CaptureOptions()
-    given = [name for name in _OF_FUNCTIONS if getattr(options, name) != getattr(plain, name)]
+    given = [name for name in _FUNCTION_OPTIONS if getattr(options, name) != getattr(plain, name)]
     if given:
         raise InputError(
             f"--{given[0]} is for functions that make a step, and `{source}` is run unchanged",
@@ -256,7 +256,7 @@ class Step(_Step):
             notes = (f"{assumed} (--on: another)", *notes)
         return cls(priced(graph, on, path.name), on, name=path.name, remarks=notes)
 
-    def _held_between(
+    def _peak_interval(
         self, peak: float, made: Sequence[WhatIf], measured: float | None
     ) -> tuple[float, float]:
         """Bytes between which the peak lies in 80 % of cases."""
@@ -287,7 +287,7 @@ class Step(_Step):
             high=high,
             baseline_peak=peak(self.graph, measured_peak) or 0.0,
             peak=changed_peak,
-            peak_interval=Interval(*self._held_between(changed_peak, made, measured_peak)),
+            peak_interval=Interval(*self._peak_interval(changed_peak, made, measured_peak)),
             why=why(before.graph, after.graph, (self.seconds, predicted)),
             assumptions=tuple(text for change in made for text in change.assumes),
             notes=tuple(self.notes),
@@ -395,7 +395,7 @@ class WhatIfResult(Result):
         longest = sorted(self.records(), key=lambda row: -max(row["before_s"], row["after_s"]))
         rows = [
             (words.cut(row["op"], 40), *(words.seconds(row[k]) for k in ("before_s", "after_s")))
-            for row in longest[: 20 if verbose else _FEW]
+            for row in longest[: 20 if verbose else _MOST_ROWS]
         ]
         path = Table(("on the critical path", "before>", "after>"), rows)
         assumed = [f"assumes {text}" for text in dict.fromkeys(self.assumptions)]
@@ -464,7 +464,7 @@ class AdviceResult(Result):
 
     def details(self, verbose: bool = False) -> list[str | Table]:
         columns = ("change", "step>", "80 % interval>", "gain>", "memory>")
-        found: list[str | Table] = [Table(columns, [_row(a) for a in self.ranked])]
+        found: list[str | Table] = [Table(columns, [_cells(a) for a in self.ranked])]
         if any(c.name == "batch" for a in self.ranked for c in a.changes):
             found.append("gain of `batch`: time per sample; its step has more samples")
         found += [
@@ -498,7 +498,7 @@ class AdviceResult(Result):
         return bars("seconds a step, with the 80 % interval", rows)
 
 
-def _row(advice: Advice) -> tuple[str, ...]:
+def _cells(advice: Advice) -> tuple[str, ...]:
     peak = advice.peak_bytes
     return (
         " ".join(map(str, advice.changes)), words.seconds(advice.seconds),

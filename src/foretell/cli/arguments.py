@@ -35,34 +35,34 @@ class ScriptCommand(click.Command):
         mine, script, rest = self._split(args)
         if script is None:
             return super().parse_args(ctx, mine)
-        own, theirs = self._sorted(rest, _source(script))
+        own, theirs = self._split_options(rest, _source(script))
         return super().parse_args(ctx, [*mine, *own, "--", script, *theirs])
 
     def _split(self, args: list[str]) -> tuple[list[str], str | None, list[str]]:
         """Options before the script, the script, and what stands behind it."""
         k = 0
         while k < len(args) and args[k].startswith("-") and args[k] != "--":
-            k += self._width(args[k])
+            k += self._num_words(args[k])
         if k < len(args) and args[k] == "--":
             k += 1
         if k >= len(args):
             return args, None, []
         return [a for a in args[:k] if a != "--"], args[k], args[k + 1 :]
 
-    def _sorted(self, rest: list[str], source: str) -> tuple[list[str], list[str]]:
+    def _split_options(self, rest: list[str], source: str) -> tuple[list[str], list[str]]:
         """Arguments behind the script's name: foretell's options, and the script's own."""
         own: list[str] = []
         theirs: list[str] = []
         k = 0
         while k < len(rest) and rest[k] != "--":
             name = rest[k].partition("=")[0]
-            is_ours = name in self._options() and not _names(source, name)
-            width = self._width(rest[k]) if is_ours else 1
+            is_ours = name in self._options() and not _mentions(source, name)
+            width = self._num_words(rest[k]) if is_ours else 1
             (own if is_ours else theirs).extend(rest[k : k + width])
             k += width
         return own, theirs + rest[k + 1 :]
 
-    def _width(self, text: str) -> int:
+    def _num_words(self, text: str) -> int:
         """How many words an option takes: itself, and its value where that stands apart."""
         option = self._options().get(text.partition("=")[0])
         takes = option is not None and not option.is_flag and not option.count
@@ -96,7 +96,7 @@ def _source(script: str) -> str:
         return ""
 
 
-def _names(source: str, option: str) -> bool:
+def _mentions(source: str, option: str) -> bool:
     """Whether a script's text knows an option of that name."""
     return any(f"{quote}{option}{quote}" in source for quote in "\"'")
 
@@ -152,28 +152,28 @@ _STRATEGIES = ("foretell.search.oracle.scale", "STRATEGIES")
 _MODELS, _CLUSTERS = ("foretell.workload.load", "names"), ("foretell.cluster.read", "names")
 
 
-def _table(module: str, name: str) -> Iterable[str]:
+def _names_in(module: str, name: str) -> Iterable[str]:
     found = getattr(import_module(module), name)
     names: Iterable[str] = found() if callable(found) else found
     return names
 
 
-def _offered(*tables: tuple[str, str], or_files: bool = False) -> Offer:
+def _completer(*tables: tuple[str, str], or_files: bool = False) -> Offer:
     """Completions: names that begin with the typed text, or else files."""
 
     def offer(_: click.Context, __: click.Parameter, begun: str) -> list[Any]:
         from click.shell_completion import CompletionItem
 
-        names = {name for table in tables for name in _table(*table)}
+        names = {name for table in tables for name in _names_in(*table)}
         found = [CompletionItem(name) for name in sorted(names) if name.startswith(begun)]
         return found or ([CompletionItem(begun, type="file")] if or_files else [])
 
     return offer
 
 
-changes, planners = _offered(_WHATIFS), _offered(_PLANNERS)
-names = _offered(_WHATIFS, _PLANNERS, _STRATEGIES)
-models, clusters = _offered(_MODELS, or_files=True), _offered(_CLUSTERS, or_files=True)
+changes, planners = _completer(_WHATIFS), _completer(_PLANNERS)
+names = _completer(_WHATIFS, _PLANNERS, _STRATEGIES)
+models, clusters = _completer(_MODELS, or_files=True), _completer(_CLUSTERS, or_files=True)
 
 
 def cluster_option(text: str, *, required: bool = False) -> Callable[[Any], Any]:
@@ -185,14 +185,14 @@ def workload_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     """WORKLOAD, or `--model` with a model id, a folder or a shipped name, as one argument."""
     help_ = "Instead of WORKLOAD: a model id in the local cache, a folder, or a shipped name."
     given = click.argument("workload", required=False, shell_complete=models, callback=_workload)
-    hidden: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": _noted}
+    hidden: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": _store_value}
     model = click.option("--model", _MODEL, shell_complete=models, help=help_, **hidden)
     module = click.option("-m", "--module", _MODULE, is_flag=True, help=_IS_MODULE, **hidden)
     made: Callable[..., Any] = given(model(module(command)))
     return made
 
 
-def _noted(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+def _store_value(context: click.Context, parameter: click.Parameter, value: Any) -> None:
     context.meta[parameter.name or ""] = value
 
 

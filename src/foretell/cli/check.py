@@ -11,7 +11,7 @@ import click
 from foretell.cli import arguments
 from foretell.cli.output import FILE, answer, json_option, real_option
 
-OVER = 3  # exit code of a budget that is not kept
+EXIT_OVER_BUDGET = 3  # exit code of a budget that is not kept
 LIMITS = ("step", "memory", "exposed", "idle")
 
 
@@ -48,22 +48,22 @@ def command(what: str, specs: tuple[str, ...], **options: Any) -> None:
     limits = {name: limit(text, name) for name, text in given.items() if text is not None}
     if not limits:
         raise InputError("no limit is given", hint="such as --step-under 120ms")
-    found = _predicted(what, specs, options)
+    found = _predict(what, specs, options)
     outcomes = verdicts(found, limits, options["surely"])
     _write(outcomes, what, options)
     answer(_plain(outcomes, found), options["as_json"], lambda _: "\n".join(map(str, outcomes)))
     if not all(v.passed for v in outcomes):
-        sys.exit(OVER)
+        sys.exit(EXIT_OVER_BUDGET)
 
 
-def _predicted(what: str, specs: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
+def _predict(what: str, specs: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
     """The prediction for a workload under a plan, or for a step in a file."""
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
 
     machines = load_cluster(options["cluster"]) if options["cluster"] else None
     if options["plan"] is None:
-        return _of_file(Path(what), specs, machines, options["real"])
+        return _predict_file(Path(what), specs, machines, options["real"])
     if machines is None or specs:
         raise InputError(
             "a workload under a plan needs a cluster and takes no changes",
@@ -81,7 +81,7 @@ def _predicted(what: str, specs: tuple[str, ...], options: dict[str, Any]) -> di
             "peak_bytes": found.peak, "shares": shares}  # fmt: skip
 
 
-def _of_file(
+def _predict_file(
     path: Path, specs: tuple[str, ...], machines: Any, real: float | None
 ) -> dict[str, Any]:
     from foretell.advise import Step

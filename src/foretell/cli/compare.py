@@ -36,7 +36,7 @@ def command(predicted: Path, measured: Path, most: int, output: Path | None, as_
         "gap": found.gap,
     }
     value["rest_of_path"] = sum(p.seconds for p in found.parts[most:])
-    answer(_renamed(value), as_json, _text)
+    answer(_with_units(value), as_json, _text)
     write_output([("predicted", one), ("measured", other)], output)
 
 
@@ -63,7 +63,7 @@ def timeline_of(path: Path) -> Timeline:
     return Timeline(found.graph, found.start, found.end)
 
 
-def _renamed(value: dict[str, Any]) -> dict[str, Any]:
+def _with_units(value: dict[str, Any]) -> dict[str, Any]:
     """Times named as everywhere in JSON."""
     times = ("predicted", "measured", "gap", "elsewhere", "rest_of_path")
     return {f"{k}_s" if k in times else k: v for k, v in value.items()}
@@ -92,10 +92,10 @@ def _path(found: dict[str, Any]) -> str:
     for part in found["parts"]:
         rows.append(
             (words.cut(part["name"], 18), words.cut(part["lane"], 20),
-             *_explained(part["seconds"], gap), _signed(part["ran"]), _signed(part["waited"]))
+             *_share_of_gap(part["seconds"], gap), _signed(part["ran"]), _signed(part["waited"]))
         )  # fmt: skip
-    rows.append(("the rest of it", "", *_explained(found["rest_of_path_s"], gap), "", ""))
-    rows.append(("elsewhere", "", *_explained(found["elsewhere_s"], gap), "", ""))
+    rows.append(("the rest of it", "", *_share_of_gap(found["rest_of_path_s"], gap), "", ""))
+    rows.append(("elsewhere", "", *_share_of_gap(found["elsewhere_s"], gap), "", ""))
     columns = ("predicted path", "lane", "gap>", "share>", "ran>", "waited>")
     return words.table(columns, rows)
 
@@ -111,7 +111,7 @@ def _lanes(found: dict[str, Any]) -> str:
     return words.table(("lane", "predicted>", "measured>", "of the gap>"), rows)
 
 
-def _explained(seconds: float, gap: float) -> tuple[str, str]:
+def _share_of_gap(seconds: float, gap: float) -> tuple[str, str]:
     return _signed(seconds), f"{100 * seconds / gap:.0f} %" if abs(gap) > 1e-12 else "-"
 
 

@@ -36,15 +36,15 @@ RANKS = 2
 def command(output: Path) -> None:
     """Replay a trace, try changes, ask the oracle, find a plan, run it, and write a report."""
     with as_file(files("foretell").joinpath(*TRACE)) as trace:
-        _replayed(trace)
-        step = _advised(trace)
-    found = _answers()
+        _replay(trace)
+        step = _advise(trace)
+    found = _oracle()
     with tempfile.TemporaryDirectory() as folder:
-        plan = _planned(Path(folder))
-        _reported(step, found, plan, output)
+        plan = _plan_and_run(Path(folder))
+        _write_report(step, found, plan, output)
 
 
-def _replayed(trace: Path) -> None:
+def _replay(trace: Path) -> None:
     from foretell.report import words
     from foretell.simulate import simulate
     from foretell.trace import read
@@ -59,7 +59,7 @@ def _replayed(trace: Path) -> None:
     )
 
 
-def _advised(trace: Path) -> Any:
+def _advise(trace: Path) -> Any:
     from foretell.api import Step
 
     say("\n2. what would help?")
@@ -68,7 +68,7 @@ def _advised(trace: Path) -> Any:
     return step
 
 
-def _answers() -> dict[str, Any]:
+def _oracle() -> dict[str, Any]:
     from foretell.api import oracle
 
     say(f"\n3. from the model alone: a GPT of 1.3 billion on 8 to 64 GPUs ({MACHINES})")
@@ -77,7 +77,7 @@ def _answers() -> dict[str, Any]:
     return found.to_dict()
 
 
-def _planned(folder: Path) -> Path | None:
+def _plan_and_run(folder: Path) -> Path | None:
     """A plan for a script on other machines; on this one a step predicted and run. Needs torch."""
     if find_spec("torch") is None:
         say("\n4. finding a plan for a script needs torch: pip install 'foretell[torch]'")
@@ -85,14 +85,14 @@ def _planned(folder: Path) -> Path | None:
     script = str(files("foretell").joinpath("samples", "train.py"))
     graph, plan = folder / "step.graph", folder / "best.plan"
     say(f"\n4. a plan: a script's step, captured here, for two GPUs that are not ({PAIR})")
-    _did("capture", script, "-o", str(graph))
-    _did("plan", str(graph), "--on", PAIR, "--with", PLANNER, "-o", str(plan))
+    _run_command("capture", script, "-o", str(graph))
+    _run_command("plan", str(graph), "--on", PAIR, "--with", PLANNER, "-o", str(plan))
     say("\n5. then do it: two processes of this machine, predicted from its ops timed one by one")
-    _did("run", script, "--plan", f"dp={RANKS}", "--steps", "30", "--verify")
+    _run_command("run", script, "--plan", f"dp={RANKS}", "--steps", "30", "--verify")
     return plan if plan.exists() else None
 
 
-def _did(*words: str) -> None:
+def _run_command(*words: str) -> None:
     """Run a command as a person would, and show it with what it answers."""
     say(f"$ foretell {' '.join(Path(w).name if '/' in w else w for w in words)}")
     done = subprocess.run(
@@ -102,17 +102,17 @@ def _did(*words: str) -> None:
         click.echo(shown)
 
 
-def _reported(step: Any, found: dict[str, Any], plan: Path | None, output: Path) -> None:
+def _write_report(step: Any, found: dict[str, Any], plan: Path | None, output: Path) -> None:
     from foretell.cluster import load as machines
     from foretell.plan import load as load_plan
     from foretell.report import write
     from foretell.report.drawings import drawn_plan
     from foretell.report.layouts import layouts
-    from foretell.survey.inputs import Drawn
+    from foretell.survey.inputs import Sections
     from foretell.survey.survey import survey
 
     scales = layouts(found, "GPT of 1.3 billion parameters")
     pair = [drawn_plan(load_plan(plan), "best.plan", machines(PAIR))] if plan else []
-    page = survey([step], BEST, Drawn(oracle=[scales] if scales else [], plans=pair))
+    page = survey([step], BEST, Sections(oracle=[scales] if scales else [], plans=pair))
     write(page.timelines, output, page.content)
     say(f"\nthe report: {output}")

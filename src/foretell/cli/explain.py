@@ -23,7 +23,7 @@ from foretell.cli import arguments
 from foretell.cli.output import answer, json_option
 
 # Assumptions behind the prices of each planner.
-SUPPOSED = {
+ASSUMPTIONS = {
     "joint": (
         "stages work on the same micro-batches; replicas of a stage have as many samples each",
         "what placement and fusion add, they assume as they do alone",
@@ -57,9 +57,9 @@ SUPPOSED = {
 def command(name: str | None, as_json: bool) -> None:
     """Explain NAME: a what-if, a planner or a strategy; without a name, list all of them."""
     if name is None:
-        return answer(_names(), as_json, _listed)
+        return answer(_names(), as_json, _names_text)
     plain = name.partition(":")[0]
-    found = _about(plain)
+    found = _entries(plain)
     first, *others = found
     return answer(first | {"also": others} if others else first, as_json, _text)
 
@@ -71,13 +71,13 @@ def _names() -> dict[str, dict[str, str]]:
     from foretell.whatif import WHATIFS
 
     return {
-        "names": {n: _first(kind) for n, kind in sorted(WHATIFS.items())},
-        "planners": {n: _first(kind) for n, kind in sorted(planners().items())},
+        "names": {n: _summary(kind) for n, kind in sorted(WHATIFS.items())},
+        "planners": {n: _summary(kind) for n, kind in sorted(planners().items())},
         "strategies": {n: about.does for n, about in STRATEGIES.items()},
     }
 
 
-def _about(name: str) -> list[dict[str, Any]]:
+def _entries(name: str) -> list[dict[str, Any]]:
     """All that carries a name: some are a what-if and a strategy."""
     from foretell.errors import unknown
     from foretell.search.kit import PLANNERS, planners
@@ -102,7 +102,7 @@ def _whatif(kind: Any) -> dict[str, Any]:
 
     return {
         "kind": "what-if",
-        **_described(kind),
+        **_description(kind),
         "assumes": list(kind.assumes),
         "code": kind.code,
         "spread": spread_of(kind.name),
@@ -114,18 +114,18 @@ def _whatif(kind: Any) -> dict[str, Any]:
 def _planner(kind: Any) -> dict[str, Any]:
     return {
         "kind": "planner",
-        **_described(kind),
-        "assumes": list(SUPPOSED.get(kind.name, ())),
+        **_description(kind),
+        "assumes": list(ASSUMPTIONS.get(kind.name, ())),
         **_evidence("planners", kind.name),
     }
 
 
-def _described(kind: Any) -> dict[str, Any]:
+def _description(kind: Any) -> dict[str, Any]:
     """Name, help, options and source of a what-if or planner."""
     module = sys.modules[kind.__module__]
     return {
         "name": kind.name,
-        "does": _first(kind),
+        "does": _summary(kind),
         "model": inspect.getdoc(module) or "",
         "options": {f.name: None if f.default is MISSING else f.default for f in fields(kind)},
         "source": kind.source,
@@ -157,11 +157,11 @@ def _evidence(kind: str, name: str) -> dict[str, Any]:
     }
 
 
-def _first(kind: Any) -> str:
+def _summary(kind: Any) -> str:
     return (inspect.getdoc(kind) or "").partition("\n")[0]
 
 
-def _listed(found: dict[str, Any]) -> str:
+def _names_text(found: dict[str, Any]) -> str:
     from foretell.report.words import table
 
     heads = {"names": "what-if", "planners": "planner", "strategies": "strategy"}
@@ -171,29 +171,31 @@ def _listed(found: dict[str, Any]) -> str:
 def _text(found: dict[str, Any]) -> str:
     """One name, and what else carries it below."""
     others = found.get("also", [])
-    return "\n\n".join([_one(found), *(_one(other) for other in others)])
+    return "\n\n".join([_entry_text(found), *(_entry_text(other) for other in others)])
 
 
-def _one(found: dict[str, Any]) -> str:
+def _entry_text(found: dict[str, Any]) -> str:
     """A name's first line, its model, and what else is known line by line."""
     from foretell.report.words import wrapped
 
     head = wrapped(f"{found['name']}, a {found['kind']}: {found['does']}")
-    return "\n".join([head, "", _filled(found["model"]), "", *map(wrapped, _lines(found))])
+    return "\n".join([head, "", _model_text(found["model"]), "", *map(wrapped, _fact_lines(found))])
 
 
-def _filled(model: str) -> str:
+def _model_text(model: str) -> str:
     """Paragraphs as wide as the terminal; of formulas and lists only lines that are too wide."""
     from foretell.report.words import width
 
     parts = model.split("\n\n")
     return "\n\n".join(
-        fill(part, width(), break_on_hyphens=False) if _is_prose(part) else _set_in(part, width())
+        fill(part, width(), break_on_hyphens=False)
+        if _is_prose(part)
+        else _wrap_list(part, width())
         for part in parts
     )
 
 
-def _set_in(part: str, width: int) -> str:
+def _wrap_list(part: str, width: int) -> str:
     """A list of names with words beside them: where one is too wide, broken under its words."""
     lines = part.splitlines()
     if max(map(len, lines)) <= width:
@@ -206,10 +208,10 @@ def _set_in(part: str, width: int) -> str:
             items[-1] += f" {line.strip()}"
         else:
             items.append(line)
-    return "\n".join(_item(item, width) for item in items)
+    return "\n".join(_wrap_item(item, width) for item in items)
 
 
-def _item(item: str, width: int) -> str:
+def _wrap_item(item: str, width: int) -> str:
     name = re.match(r"\s*\S+(?: \S+)*\s{2,}|\s*", item)
     room = len(name.group()) if name else 0
     return fill(item, width, subsequent_indent=" " * room, break_on_hyphens=False)
@@ -220,7 +222,7 @@ def _is_prose(part: str) -> bool:
     return not any(line.startswith(" ") for line in part.splitlines())
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
+def _fact_lines(found: dict[str, Any]) -> list[str]:
     lines = []
     if found["options"]:
         options = (f"{key}={value}" for key, value in found["options"].items())

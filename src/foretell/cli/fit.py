@@ -36,12 +36,12 @@ def command(runs: tuple[Path, ...], output: Path | None, as_json: bool, **option
     `predict`, `oracle` and `plan` (`--calibration`); a lab's folder makes what `lab` predicts with.
     """
     if runs[0].is_dir() and not (runs[0] / "run.json").exists():
-        lab_module("cli.fit").fit_folder(_only(runs), options["share"], output, as_json)
+        lab_module("cli.fit").fit_folder(_single_folder(runs), options["share"], output, as_json)
     else:
-        _from_runs(runs, output, as_json, **options)
+        _fit_runs(runs, output, as_json, **options)
 
 
-def _only(runs: tuple[Path, ...]) -> Path:
+def _single_folder(runs: tuple[Path, ...]) -> Path:
     from foretell.errors import InputError
 
     if len(runs) > 1:
@@ -51,7 +51,7 @@ def _only(runs: tuple[Path, ...]) -> Path:
     return runs[0]
 
 
-def _from_runs(
+def _fit_runs(
     paths: tuple[Path, ...], output: Path | None, as_json: bool, *, workload: str, cluster: str,
     noise: float, share: float,
 ) -> None:  # fmt: skip
@@ -62,12 +62,14 @@ def _from_runs(
         run
         for path in paths
         for run in (
-            [_ran(path, workload, cluster)] if path.is_dir() else table(path, workload, cluster)
+            [_measured_run(path, workload, cluster)]
+            if path.is_dir()
+            else table(path, workload, cluster)
         )
     ]
     with working(f"fitting to {len(known)} runs") as tell:
         found = fit(known, noise, tell)
-    learned = _calibrated(found)
+    learned = _calibration(found)
     first = paths[0]
     target = output or (
         first / "calibration.json" if first.is_dir() else first.with_suffix(".calibration.json")
@@ -77,7 +79,7 @@ def _from_runs(
     say(f"written: {target}")
 
 
-def _ran(folder: Path, workload: str, cluster: str) -> Any:
+def _measured_run(folder: Path, workload: str, cluster: str) -> Any:
     """Measurements of a `foretell run`: its median step and breakdown."""
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
@@ -113,7 +115,7 @@ def _ran(folder: Path, workload: str, cluster: str) -> Any:
     )  # fmt: skip
 
 
-def _calibrated(found: Any) -> dict[str, Any]:
+def _calibration(found: Any) -> dict[str, Any]:
     return {
         "calibration": found.calibration.plain(),
         "factors": [vars(f) for f in found.factors],

@@ -164,7 +164,7 @@ class OnProgress(Protocol):
 
 
 @dataclass
-class _Work:
+class _ProgressState:
     """Progress of some work, from its expected size and its own reports."""
 
     steps: int = 0
@@ -175,7 +175,7 @@ class _Work:
     began: float = field(default_factory=time.monotonic)
     since: tuple[float, float] = (0.0, 0.0)  # time and share of the first report
 
-    def go_on(self, share: float | None) -> None:
+    def advance(self, share: float | None) -> None:
         """One piece more is begun, or so much is done."""
         first = self.share if share is None else share
         if not self.since[0] and (share is not None or self.steps):
@@ -217,7 +217,7 @@ def working(what: str, *, steps: int = 0, about: float = 0.0) -> Iterator[OnProg
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
     from rich.table import Column
 
-    work = _Work(steps, about)
+    work = _ProgressState(steps, about)
     words = TextColumn("{task.description}", table_column=Column(no_wrap=True, ratio=1))
     left = TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True))
     columns = (SpinnerColumn(), words, BarColumn(20), left)
@@ -227,7 +227,7 @@ def working(what: str, *, steps: int = 0, about: float = 0.0) -> Iterator[OnProg
 
         def tell(words: str, share: float | None = None) -> None:
             shown.update(task, description=f"{what}: {words}")
-            work.go_on(share)
+            work.advance(share)
 
         yield tell
 
@@ -239,7 +239,7 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def _redraw(shown: Any, task: Any, work: _Work) -> None:
+def _redraw(shown: Any, task: Any, work: _ProgressState) -> None:
     """Let the bar follow the work, and the clock, whenever it is drawn."""
     drawn = shown.get_renderables
 

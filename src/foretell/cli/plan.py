@@ -99,7 +99,7 @@ def command(
                 hint="it compares the oracle's layouts on every number of GPUs: leave them out",
             )
         options = {"tokens": tokens, "days": days, "gpus": gpus, "batch": batch, "prices": prices}
-        bought = _bought(named, cluster, options)
+        bought = _cheapest(named, cluster, options)
         if output is not None:
             bought.save(output)
         answer_result(bought, as_json, verbose)
@@ -169,7 +169,7 @@ def _restricted(planner: Any, options: dict[str, Any]) -> Any:
     return replace(planner, **more) if more else planner
 
 
-def _bought(workload: str, devices: str, options: dict[str, Any]) -> Any:
+def _cheapest(workload: str, devices: str, options: dict[str, Any]) -> Any:
     """The cheapest number and kind of GPUs; `--on` names the kinds, with `+` between them."""
     from foretell.api.scaling import buy
 

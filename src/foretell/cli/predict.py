@@ -55,8 +55,8 @@ def command(
     from foretell.plan.unsupported import unsupported
 
     if batch is not None:
-        for row in _many(batch, calibration):
-            click.echo(as_text(row) if as_json else _line(row))
+        for row in _predict_batch(batch, calibration):
+            click.echo(as_text(row) if as_json else _answer_line(row))
         return
     found = predicted(workload, cluster, plan, calibration)
     answer_result(found, as_json, verbose)
@@ -94,7 +94,7 @@ def predicted(
     return predict(workload, cluster, plan, calibration=calibration)
 
 
-def _many(path: Path, calibration: Path | None = None) -> list[dict[str, Any]]:
+def _predict_batch(path: Path, calibration: Path | None = None) -> list[dict[str, Any]]:
     """Answers in the order of the lines; lines of one workload and cluster are priced together."""
     from foretell.api.planning import machines
     from foretell.plan import read
@@ -113,7 +113,7 @@ def _many(path: Path, calibration: Path | None = None) -> list[dict[str, Any]]:
                 return [{"error": str(error)}]
         return [one for line in requests for one in answers([line])]
 
-    lines = _lines(path)
+    lines = _requests(path)
     groups: dict[tuple[str, str], list[int]] = {}
     for i, line in enumerate(lines):
         if "error" not in line:
@@ -125,7 +125,7 @@ def _many(path: Path, calibration: Path | None = None) -> list[dict[str, Any]]:
     return out
 
 
-def _lines(path: Path) -> list[dict[str, str]]:
+def _requests(path: Path) -> list[dict[str, str]]:
     """The requests of a file; a line that is none is its error."""
     from foretell.io import decode, read_lines
 
@@ -148,7 +148,7 @@ def _lines(path: Path) -> list[dict[str, str]]:
     return found
 
 
-def _line(found: dict[str, Any]) -> str:
+def _answer_line(found: dict[str, Any]) -> str:
     if "error" in found:
         return f"error: {shown(found['error'].splitlines()[0], 200)}"
     return f"{found['step_s']:.6g} s  {found['peak_bytes'] / 2**30:.1f} GiB  {found['plan']}"

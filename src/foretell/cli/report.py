@@ -45,7 +45,7 @@ def command(
     from foretell.report import write
 
     with working("gathering", steps=0 if no_advice else 2 * len(TRIED)) as tell:
-        found = _surveyed(given, (cluster, model), real, not no_advice, tell)
+        found = _survey(given, (cluster, model), real, not no_advice, tell)
     if as_json or output is None:
         answer(_numbers(found), as_json, _text)
     if output is not None:
@@ -55,7 +55,7 @@ def command(
         say(f"written: {output}")
 
 
-def _surveyed(
+def _survey(
     given: tuple[str, ...],
     place: tuple[str | None, str | None],
     real: float | None,
@@ -66,7 +66,7 @@ def _surveyed(
     from foretell.cli.arguments import load_step, script_args
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
-    from foretell.survey.inputs import Inputs, drawings, is_script
+    from foretell.survey.inputs import Inputs, is_script, sections_of
     from foretell.survey.planned import model_of
     from foretell.survey.survey import survey
 
@@ -82,7 +82,7 @@ def _surveyed(
     if script_args() and not any(is_script(str(path)) for path in inputs.steps):
         raise arguments_for_none(given[0])
     steps = [load_step(path, cluster, real) for path in inputs.steps]
-    drawn = drawings(inputs, machines, model_of(model) if model else None)
+    drawn = sections_of(inputs, machines, model_of(model) if model else None)
     return survey(steps, inputs.specs, drawn, advice=advice, progress=tell)
 
 

@@ -129,7 +129,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
     if args and not is_whole:
         raise InputError(f"`{script}` describes a step, and takes no arguments: {args[0]}")
     _check_checkpoints(script, is_whole, options)
-    if _started_elsewhere(script, args, plan, options):
+    if _started_on_cluster(script, args, plan, options):
         return
     request = Asked(
         script,
@@ -142,7 +142,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
         predict=options["predict"] and options["predicted_ms"] is None,
         verify={None: "first", True: "yes", False: "no"}[options["verify"]],
         batch_norm=options["batch_norm"],
-        checkpoint=_folder(options["checkpoint"], options["resume"]),
+        checkpoint=_checkpoint_folder(options["checkpoint"], options["resume"]),
         every=options["every"] or 0,
         resume=options["resume"],
         args=args,
@@ -183,7 +183,7 @@ def _check_checkpoints(script: str, is_whole: bool, options: dict[str, Any]) -> 
         )
 
 
-def _started_elsewhere(
+def _started_on_cluster(
     script: str, args: tuple[str, ...], plan: Any, options: dict[str, Any]
 ) -> bool:
     """Write a job file, or start this command on every node, where an option says so."""
@@ -199,7 +199,7 @@ def _started_elsewhere(
         raise InputError(
             f"the plan `{plan}` has {plan.ranks} ranks, which {nodes} nodes do not share"
         )
-    words = _words(script, args, options)
+    words = _arguments(script, args, options)
     if write is not None:
         gpus = 0 if options["device"] == "cpu" else plan.ranks // nodes
         write_text(write, many_nodes.job_file(write, words, nodes, gpus))
@@ -214,7 +214,7 @@ def _started_elsewhere(
     return True
 
 
-def _words(script: str, args: tuple[str, ...], options: dict[str, Any]) -> list[str]:
+def _arguments(script: str, args: tuple[str, ...], options: dict[str, Any]) -> list[str]:
     """This command's options and arguments, but for where it is started."""
     left = {"nodes", "rendezvous", "on_ray", "write"}
     given: list[str] = []
@@ -231,7 +231,7 @@ def _words(script: str, args: tuple[str, ...], options: dict[str, Any]) -> list[
     return [*given, script, *args]
 
 
-def _folder(path: Path | None, resume: bool) -> str:
+def _checkpoint_folder(path: Path | None, resume: bool) -> str:
     """Where checkpoints are; raise where there is none to go on from, or none can be written."""
     if path is None:
         if resume:
@@ -321,14 +321,18 @@ def _text(found: dict[str, Any]) -> str:
     here = f", {found['ranks_here']} of them here" if found["ranks_here"] < found["ranks"] else ""
     ranks = f"{found['ranks']} rank{'s' if found['ranks'] > 1 else ''}{here}"
     head = f"{plan} on {ranks}: {words.seconds(found['step_s'])} a step measured"
-    rows = [("steps", _steps(found)), *_predicted(found), *_verified(found["verified"])]
+    rows = [
+        ("steps", _steps_text(found)),
+        *_prediction_rows(found),
+        *_verify_rows(found["verified"]),
+    ]
     if found["restarts"]:
         rows.append(("restarts", f"{found['restarts']}, each from the last checkpoint"))
     rows.append(("memory", f"{words.size(max(found['peak_bytes']))} at most on a rank"))
-    return f"{words.fitted(head + _beside(found))}\n{words.listed(rows)}"
+    return f"{words.fitted(head + _prediction_text(found))}\n{words.listed(rows)}"
 
 
-def _beside(found: dict[str, Any]) -> str:
+def _prediction_text(found: dict[str, Any]) -> str:
     """The prediction behind the measured time, where there is one."""
     from foretell.report import words
 
@@ -343,13 +347,13 @@ def _beside(found: dict[str, Any]) -> str:
     return f"{text}; {'inside' if inside else 'outside'} the 80 % interval, {between})"
 
 
-def _steps(found: dict[str, Any]) -> str:
+def _steps_text(found: dict[str, Any]) -> str:
     from foretell.report import words
 
     return f"median of {len(found['steps_s'])}, {words.interval(found['low_s'], found['high_s'])}"
 
 
-def _predicted(found: dict[str, Any]) -> list[tuple[str, str]]:
+def _prediction_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     """Why there is no prediction; else how busy the machine was, and the first op that differs."""
     from foretell.report import words
 
@@ -373,7 +377,7 @@ def _predicted(found: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _verified(found: dict[str, Any] | None) -> list[tuple[str, str]]:
+def _verify_rows(found: dict[str, Any] | None) -> list[tuple[str, str]]:
     """Result of comparing the first steps with a single process."""
     if found is None:
         return []

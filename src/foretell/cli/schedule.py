@@ -82,14 +82,14 @@ def command(placement: str | None, **options: Any) -> None:
     torch's runtime and torchtitan read it (.csv; .comms.csv with sends and receives).
     """
     if options["methods"]:
-        return answer(_methods(), options["as_json"], _listed)
+        return answer(_methods(), options["as_json"], _methods_text)
     if not placement:
         raise InputError(
             "schedule needs a placement", hint="foretell schedule v:devices=4, a file, or a model"
         )
     if options["compare"]:
-        return _compared(_problems(placement, options), options)
-    return _found(placement, options)
+        return _compare(_problems(placement, options), options)
+    return _schedule(placement, options)
 
 
 def _methods() -> dict[str, str]:
@@ -100,7 +100,7 @@ def _methods() -> dict[str, str]:
     return ours | {name: (order.__doc__ or "").split("\n")[0] for name, order in BASELINES.items()}
 
 
-def _listed(found: dict[str, str]) -> str:
+def _methods_text(found: dict[str, str]) -> str:
     return "\n".join(f"{name:12s} {words}" for name, words in found.items())
 
 
@@ -110,25 +110,25 @@ def _cache(options: dict[str, Any]) -> Path | None:
     return None if options["no_cache"] else folder()
 
 
-def _numbers(text: str, option: str) -> list[float] | None:
+def _parse_numbers(text: str, option: str) -> list[float] | None:
     """Numbers separated by commas; None where none is given."""
     from foretell import spec
 
     return [float(spec.read(part, float, option)) for part in text.split(",")] if text else None
 
 
-def _of_placement(placement: str, options: dict[str, Any]) -> dict[str, Any]:
+def _placement_options(placement: str, options: dict[str, Any]) -> dict[str, Any]:
     """Arguments of the API for a bare placement."""
-    sizes = {name: _numbers(options[name], f"--{name}") for name in ("memory", "speed")}
+    sizes = {name: _parse_numbers(options[name], f"--{name}") for name in ("memory", "speed")}
     kept = ("plan", "infer", "split", "recompute", "offload", "overlap")
     return {**sizes, "pipeline": options["shape"], **{name: options[name] for name in kept}}
 
 
-def _found(placement: str, options: dict[str, Any]) -> None:
+def _schedule(placement: str, options: dict[str, Any]) -> None:
     began = time.monotonic() - time.process_time()  # what it takes to load the search counts
     from foretell.api import ModelSchedule, schedule
 
-    more = _of_placement(placement, options)
+    more = _placement_options(placement, options)
     with working("searching", about=options["time_limit"] or options["work"]) as tell:
         found = schedule(
             placement,
@@ -137,7 +137,7 @@ def _found(placement: str, options: dict[str, Any]) -> None:
             frozen=_frozen(options),
             method=options["method"],
             work=options["work"],
-            time_limit=_rest(options, began),
+            time_limit=_time_left(options, began),
             cache=_cache(options),
             progress=lambda what, value, bound: tell(f"{what} {value:.4g}, bound {bound:.4g}"),
             **more,
@@ -151,7 +151,7 @@ def _found(placement: str, options: dict[str, Any]) -> None:
         raise SystemExit(STOPPED)
 
 
-def _rest(options: dict[str, Any], began: float, parts: int = 1) -> float | None:
+def _time_left(options: dict[str, Any], began: float, parts: int = 1) -> float | None:
     """What a time limit leaves each of some parts; that of nothing is refused later."""
     limit: float | None = options["time_limit"]
     return limit and max(limit - (time.monotonic() - began), 0.2 * limit) / parts
@@ -165,7 +165,7 @@ def _problems(placement: str, options: dict[str, Any]) -> list[tuple[str, Any, i
     """The scheduling problems to compare methods on: shape, problem, micro-batches."""
     from foretell.api.scheduling import pipelines, problem_of, require_model
 
-    num, more = options["micro_batches"], _of_placement(placement, options)
+    num, more = options["micro_batches"], _placement_options(placement, options)
     memory, speed = more.pop("memory"), more.pop("speed")
     if options["cluster"]:
         more["shape"] = more.pop("pipeline")
@@ -177,7 +177,7 @@ def _problems(placement: str, options: dict[str, Any]) -> list[tuple[str, Any, i
     return [("", problem_of(placement, memory=memory, speed=speed, overlap=overlap), num)]
 
 
-def _compared(problems: list[tuple[str, Any, int]], options: dict[str, Any]) -> None:
+def _compare(problems: list[tuple[str, Any, int]], options: dict[str, Any]) -> None:
     """One table a placement: all methods that fit it."""
     began = time.monotonic() - time.process_time()
     from foretell.search.schedule.find import compare
@@ -187,7 +187,7 @@ def _compared(problems: list[tuple[str, Any, int]], options: dict[str, Any]) -> 
         for at, (name, problem, num) in enumerate(problems):
             tell(name or "all methods")
             bare = problem.choosing(()) if problem.choices else problem
-            work, limit = options["work"], _rest(options, began, len(problems) - at)
+            work, limit = options["work"], _time_left(options, began, len(problems) - at)
             found = compare(bare, num, work=work, time_limit=limit, cache=_cache(options))
             rows += [(name, row) for row in found]
     answer(
@@ -239,20 +239,20 @@ def _text(output: Path, found: Any, solved: Any) -> str:
     from foretell.search.schedule.schedule import svg
 
     if output.suffix == ".csv":
-        return _actions(found, solved, with_comms=output.name.endswith(".comms.csv"))
+        return _actions_csv(found, solved, with_comms=output.name.endswith(".comms.csv"))
     if output.suffix == ".json":
         return json.dumps(written(found.problem), indent=1) + "\n"
     return svg(found)
 
 
-def _actions(found: Any, solved: Any, *, with_comms: bool) -> str:
+def _actions_csv(found: Any, solved: Any, *, with_comms: bool) -> str:
     """Actions as CSV: a row per rank, a cell per action."""
     from foretell.plan.export import schedule_csv, with_messages
     from foretell.search.schedule.schedule import actions
 
     rows = solved.plan.actions if solved else actions(found)
     if with_comms:
-        if not _is_line(found, solved, rows):
+        if not _is_linear_pipeline(found, solved, rows):
             raise InputError(
                 "torch's runtime sends along one line of stages, each on one rank",
                 hint="leave .comms out, or run the plan with `foretell run`",
@@ -261,7 +261,7 @@ def _actions(found: Any, solved: Any, *, with_comms: bool) -> str:
     return schedule_csv(rows)
 
 
-def _is_line(found: Any, solved: Any, rows: Any) -> bool:
+def _is_linear_pipeline(found: Any, solved: Any, rows: Any) -> bool:
     """Whether each stage follows the one before, on a rank of its own."""
     from foretell.plan.stage_placement import edges
     from foretell.search.schedule.schedule import after

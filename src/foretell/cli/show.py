@@ -13,7 +13,7 @@ from foretell.cli.output import answer, json_option, reading
 from foretell.errors import InputError
 from foretell.graph.file import is_graph_file
 
-Shower = Callable[[Path, bool, bool], None]
+ShowFunction = Callable[[Path, bool, bool], None]
 _ENDINGS = (".graph", ".txt", ".json", ".gz", ".toml", ".zip", ".tar")
 
 
@@ -31,13 +31,13 @@ def command(what: str, as_text: bool, as_json: bool) -> None:
     if path.is_dir():
         return show_trace(path, as_text, as_json)
     if path.is_file():
-        return _shower(path)(path, as_text, as_json)
+        return _function_for(path)(path, as_text, as_json)
     if "/" in what or path.suffix in _ENDINGS:
         raise InputError(f"there is no file `{what}`")
     return show_cluster(what, as_json)
 
 
-def _shower(path: Path) -> Shower:
+def _function_for(path: Path) -> ShowFunction:
     """The function that shows a file."""
     if is_graph_file(path):
         return show_graph

@@ -51,15 +51,15 @@ def command(
     request = Asked(str(script), steps=steps, rounds=rounds, device=device or "", network=network)
     with working("profiling") as tell:
         profile, wire = profiled(measure(request, ranks, timeout_s, tell), ranks)
-        tried = _worth(candidates(profile, wire))
+        tried = _to_measure(candidates(profile, wire))
     with working(f"measuring {len(tried)} ways") as tell:
         caps = tuple(c.caps for c in tried)
         found = measure(replace(request, candidates=caps), ranks, timeout_s, tell)
     medians = [[statistics.median(took) for took in way] for way in found["rounds"]]
-    answer(_decided(tried, medians), as_json, _text)
+    answer(_choose(tried, medians), as_json, _text)
 
 
-def _worth(found: list[Any]) -> list[Any]:
+def _to_measure(found: list[Any]) -> list[Any]:
     """Candidates to measure: the default, the extremes, and the best predicted of the rest."""
     first = [c for c in found if c.name in ALWAYS]
     rest = [c for c in found if c.name not in ALWAYS]
@@ -80,7 +80,7 @@ def profiled(found: dict[str, Any], ranks: int) -> tuple[Any, Any]:
     return profile, measured_wire(sent, took, ranks)
 
 
-def _decided(tried: list[Any], rounds: list[list[float]]) -> dict[str, Any]:
+def _choose(tried: list[Any], rounds: list[list[float]]) -> dict[str, Any]:
     """The quickest, if it beat the default in all rounds but one, and by more than runs differ."""
     default = rounds[0]
     rows = []

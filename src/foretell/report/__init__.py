@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 from foretell.errors import InputError
 
 if TYPE_CHECKING:
-    from foretell.report.page import Content, Line
+    from foretell.report.page import Content, PageTimeline
     from foretell.simulate.timeline import Timeline
 
 __all__ = ["write"]
 
 
 def write(
-    timelines: Sequence[tuple[str, Timeline] | Line], path: Path, content: Content | None = None
+    timelines: Sequence[tuple[str, Timeline] | PageTimeline],
+    path: Path,
+    content: Content | None = None,
 ) -> None:
     """Write named timelines as what the file's name asks for: a page, or a trace for viewers.
 
@@ -27,7 +29,7 @@ def write(
     if path.suffix in (".html", ".htm"):
         return page.write(timelines, path, content)
     if path.name.endswith((".json", ".json.gz")):
-        lines = page.lines_of(timelines)
+        lines = page.page_timelines(timelines)
         return chrome.write([(line.name, line.timeline) for line in lines], path)
     raise InputError(
         f"`{path}` is neither a page nor a trace",

@@ -20,7 +20,7 @@ Device = Annotated[int, Meta(ge=0, lt=MOST_DEVICES)]
 T = TypeVar("T")
 
 
-class Block(msgspec.Struct):
+class BlockAnswer(msgspec.Struct):
     """One block of one micro-batch in a schedule; without an end it lasts until the next."""
 
     block: int | str
@@ -31,10 +31,10 @@ class Block(msgspec.Struct):
     kind: str = ""
 
 
-class Schedule(msgspec.Struct):
+class ScheduleAnswer(msgspec.Struct):
     """The answer of `foretell schedule`."""
 
-    blocks: list[Block]
+    blocks: list[BlockAnswer]
     makespan: Time
     period: Time
     unroll: Count = 1
@@ -46,7 +46,7 @@ class Schedule(msgspec.Struct):
     bubble: Time | None = None
 
 
-class Layout(msgspec.Struct):
+class LayoutAnswer(msgspec.Struct):
     """One row of what `foretell oracle`, `plan` or `predict` print."""
 
     step_s: Annotated[float, Meta(gt=0, le=1e18)]
@@ -67,7 +67,7 @@ class Layout(msgspec.Struct):
     limits: Any = None
 
 
-class Planned(msgspec.Struct):
+class PlanAnswer(msgspec.Struct):
     """The answer of `foretell plan`."""
 
     predicted_s: Time | None = None
@@ -76,7 +76,7 @@ class Planned(msgspec.Struct):
     bound_s: Time | None = None
 
 
-class Run(msgspec.Struct):
+class RunAnswer(msgspec.Struct):
     """The answer of `foretell run`: measured and predicted step."""
 
     measured_s: Amount
@@ -84,10 +84,10 @@ class Run(msgspec.Struct):
 
 
 _NOUN: dict[Any, str] = {
-    Schedule: "schedule",
-    Layout: "layout",
-    Planned: "answer of `plan`",
-    Run: "answer of `run`",
+    ScheduleAnswer: "schedule",
+    LayoutAnswer: "layout",
+    PlanAnswer: "answer of `plan`",
+    RunAnswer: "answer of `run`",
 }
 
 

@@ -19,7 +19,7 @@ from foretell.graph.graph import Kind, Phase, ranks_of
 from foretell.plan import Plan
 from foretell.plan.check import runs
 from foretell.report import words
-from foretell.report.answers import Planned, Schedule, of
+from foretell.report.answers import PlanAnswer, ScheduleAnswer, of
 from foretell.simulate.timeline import Timeline
 
 MOST = 2048  # ranks drawn: more are no picture
@@ -138,7 +138,7 @@ def drawn_plan(
         "buckets": [_bucket(names, sizes or {}) for names in plan.buckets],
         "regions": [list(names) for names in plan.regions],
         "sync": [list(pair[:2]) for pair in plan.sync if len(pair) >= 2],
-        "baselines": [] if answer is None else _baselines(of(answer, Planned, name)),
+        "baselines": [] if answer is None else _baselines(of(answer, PlanAnswer, name)),
     }
 
 
@@ -208,7 +208,7 @@ def _ready(
     return ends.get(("B", stage + 1, batch), ends.get(("I", stage + 1, batch)))
 
 
-def _baselines(answer: Planned) -> list[dict[str, Any]]:
+def _baselines(answer: PlanAnswer) -> list[dict[str, Any]]:
     """The plan, then its baselines, the quickest first, then the bound."""
     rivals = dict(answer.baselines or {})
     if answer.baseline_s not in rivals.values():
@@ -225,7 +225,7 @@ def is_schedule(value: Any) -> bool:
 
 def drawn_schedule(answer: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A schedule as values to draw: blocks with start and end, devices, the repeating part."""
-    found = of(answer, Schedule, name)
+    found = of(answer, ScheduleAnswer, name)
     blocks = [asdict(b) for b in found.blocks]
     if any(b["end"] is None for b in blocks):
         _close(blocks, found.makespan)
@@ -303,7 +303,7 @@ def _repetend(blocks: list[dict[str, Any]], period: float, unroll: int) -> list[
     return [begin, begin + period]
 
 
-def _says(found: Schedule) -> str:
+def _says(found: ScheduleAnswer) -> str:
     proven = "proven minimal" if found.proven else "not proven minimal"
     per = found.period if found.per_micro_batch is None else found.per_micro_batch
     bubble = found.bubble

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from foretell.report import words
-from foretell.report.answers import Layout, of
+from foretell.report.answers import LayoutAnswer, of
 
 
 def rows(value: Any, name: str = "the answer") -> list[dict[str, Any]]:
     """Every layout in a value, alike whichever command printed it."""
-    return [_row(of(found, Layout, name)) for found in _found(value)]
+    return [_row(of(found, LayoutAnswer, name)) for found in _found(value)]
 
 
 def layouts(value: Any, name: str) -> dict[str, Any] | None:
@@ -48,7 +48,7 @@ def _found(value: Any) -> Iterator[Mapping[str, Any]]:
             yield from _found(item)
 
 
-def _row(found: Layout) -> dict[str, Any]:
+def _row(found: LayoutAnswer) -> dict[str, Any]:
     plan = found.plan
     text = plan if isinstance(plan, str) else ",".join(f"{k}={v}" for k, v in plan.items())
     samples = found.samples_per_s or found.samples_s
@@ -66,7 +66,7 @@ def _row(found: Layout) -> dict[str, Any]:
     }
 
 
-def _says(found: Layout) -> str:
+def _says(found: LayoutAnswer) -> str:
     """The limits of a row, in a line."""
     advice = found.advice or found.findings or found.limits or ""
     items = advice if isinstance(advice, list) else [advice]

@@ -56,7 +56,7 @@ SCRIPTS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class PageTimeline:
     """A timeline of a page; its step is `seconds` long and begins at `zero` of its clock."""
 
     name: str
@@ -96,7 +96,7 @@ class Content:
     schedules: Sequence[Values] = ()  # (→ foretell.report.drawings)
 
 
-def columns(lines: Sequence[Line]) -> list[dict[str, Any]]:
+def columns(lines: Sequence[PageTimeline]) -> list[dict[str, Any]]:
     """Every timeline, each beside the one above it where they have tasks in common."""
     found = [_columns(line) for line in lines]
     for k in range(1, len(lines)):
@@ -115,7 +115,7 @@ def columns(lines: Sequence[Line]) -> list[dict[str, Any]]:
     return found
 
 
-def _columns(line: Line) -> dict[str, Any]:
+def _columns(line: PageTimeline) -> dict[str, Any]:
     timeline, graph = line.timeline, line.timeline.graph
     tick = (timeline.seconds or 1.0) / TICKS
     texts, words = _words(timeline)
@@ -154,7 +154,7 @@ def _columns(line: Line) -> dict[str, Any]:
     }
 
 
-def _path_ops(line: Line) -> list[tuple[str, float]]:
+def _path_ops(line: PageTimeline) -> list[tuple[str, float]]:
     """Time on the critical path by op, from the start of the step."""
     return list(path_seconds(line.inside, "op").items())[:15]
 
@@ -189,20 +189,22 @@ def _codes(column: str) -> list[str]:
 def packed(values: Any) -> str:
     """Plain values, in which numpy arrays may stand anywhere, as text for a page."""
     parts: list[bytes] = []
-    head = json.dumps(_placed(values, parts), allow_nan=False, separators=(",", ":")).encode()
+    head = json.dumps(
+        _with_pointers(values, parts), allow_nan=False, separators=(",", ":")
+    ).encode()
     start = 4 + len(head)
     block = len(head).to_bytes(4, "little") + head + bytes(-start % 8) + b"".join(parts)
     return base64.b64encode(zlib.compress(block, _LEVEL)).decode()
 
 
-def _placed(value: Any, parts: list[bytes]) -> Any:
+def _with_pointers(value: Any, parts: list[bytes]) -> Any:
     """The value with every array put into `parts` and a pointer in its place."""
     if isinstance(value, np.ndarray):
         return _column(narrow(value), parts)
     if isinstance(value, dict):
-        return {str(key): _placed(item, parts) for key, item in value.items()}
+        return {str(key): _with_pointers(item, parts) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_placed(item, parts) for item in value]
+        return [_with_pointers(item, parts) for item in value]
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -224,12 +226,12 @@ def narrow(array: Array) -> Array:
     return array.astype(np.float64)
 
 
-Named = Sequence[tuple[str, Timeline] | Line]
+Named = Sequence[tuple[str, Timeline] | PageTimeline]
 
 
-def lines_of(timelines: Named) -> list[Line]:
+def page_timelines(timelines: Named) -> list[PageTimeline]:
     """Timelines as a page draws them."""
-    return [line if isinstance(line, Line) else Line(*line) for line in timelines]
+    return [line if isinstance(line, PageTimeline) else PageTimeline(*line) for line in timelines]
 
 
 def write(timelines: Named, path: Path, content: Content | None = None) -> None:
@@ -241,7 +243,7 @@ def write(timelines: Named, path: Path, content: Content | None = None) -> None:
 def page(timelines: Named, content: Content | None = None) -> str:
     """The page as text."""
     content = content or _bare(timelines)
-    values = numbers(timelines, content) | {"lines": columns(lines_of(timelines))}
+    values = numbers(timelines, content) | {"lines": columns(page_timelines(timelines))}
     parts = {
         "TITLE": escape(content.title),
         "STYLE": _web("style.css"),
@@ -254,7 +256,7 @@ def page(timelines: Named, content: Content | None = None) -> str:
 
 def numbers(timelines: Named, content: Content) -> dict[str, Any]:
     """Every number of the page but the spans: those are in a trace."""
-    lines = lines_of(timelines)
+    lines = page_timelines(timelines)
     memory = [c for line in lines if line.has_memory for c in curves(line.name, line.timeline)]
     pairs = itertools.pairwise(lines)
     return {
@@ -286,13 +288,13 @@ def summaries(timelines: Named) -> list[dict[str, Any]]:
         {"name": line.name, "step_s": line.step_s, "tasks": line.timeline.graph.size}
         if line.timeline.is_measured
         else {"name": line.name, **timeline_summary(line.inside), "step_s": line.step_s}
-        for line in lines_of(timelines)
+        for line in page_timelines(timelines)
     ]
 
 
 def _bare(timelines: Named) -> Content:
     """The content of a page that has timelines alone."""
-    lines = lines_of(timelines)
+    lines = page_timelines(timelines)
     figures = [{"what": line.name, "seconds": line.step_s} for line in lines[:4]]
     return Content(title=lines[0].name if lines else "Report", figures=figures)
 

@@ -19,7 +19,7 @@ from foretell.errors import InputError
 from foretell.report.page import packed
 from foretell.studio import views
 from foretell.studio.child import call
-from foretell.studio.desk import Desk, built, opened, predicted
+from foretell.studio.desk import Desk, build_step, open_file, predicted
 from foretell.studio.jobs import Jobs
 from foretell.studio.machines import Machines
 from foretell.studio.uploads import safe_name
@@ -141,7 +141,7 @@ def _cluster_text(studio: Studio, request: Request) -> dict[str, Any]:
 def _build(studio: Studio, request: Request) -> dict[str, str]:
     """Put the step of a model under a plan on the desk."""
     machines = _cluster(studio, request)
-    key = built(studio.desk, text(request, "workload"), text(request, "plan", 4000), machines)
+    key = build_step(studio.desk, text(request, "workload"), text(request, "plan", 4000), machines)
     return {"step": key}
 
 
@@ -172,7 +172,7 @@ def _job(studio: Studio, request: Request) -> dict[str, Any]:
     job = studio.jobs[key]
     return {
         "state": job.state, "says": job.says, "seconds": job.seconds, "trail": job.trail,
-        "answer": views.shown_answer(job.answer) if job.state == "done" else job.partial,
+        "answer": views.plain_answer(job.answer) if job.state == "done" else job.partial,
     }  # fmt: skip
 
 
@@ -205,7 +205,7 @@ def _sample(studio: Studio, request: Request) -> dict[str, str]:
     """Put the trace that comes with foretell on the desk."""
     from foretell.samples import TRACE
 
-    return {"step": opened(studio.desk, TRACE, TRACE.name)}
+    return {"step": open_file(studio.desk, TRACE, TRACE.name)}
 
 
 def _forget(studio: Studio, request: Request) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class Desk:
             self.scenarios = [s for s in self.scenarios if s.number not in set(numbers)]
 
 
-def opened(
+def open_file(
     desk: Desk, path: Path, name: str, cluster: Cluster | None = None, real: float | None = None
 ) -> str:
     """Load a file onto the desk under a name for people; it is read in a process of its own.
@@ -120,13 +120,13 @@ def _warm(step: Step) -> None:
         predicted(step, (str(parse("amp")),))
 
 
-def built(desk: Desk, workload: str, plan: str, cluster: Cluster) -> str:
+def build_step(desk: Desk, workload: str, plan: str, cluster: Cluster) -> str:
     """Put the step of a workload under a plan on the desk."""
-    graph = call(_lowered, workload, plan, cluster)
+    graph = call(_lower, workload, plan, cluster)
     return desk.add(Step(graph, cluster, name=f"{workload} {plan}".strip()[:LONGEST]))
 
 
-def _lowered(workload: str, plan: str, cluster: Cluster) -> Graph:
+def _lower(workload: str, plan: str, cluster: Cluster) -> Graph:
     from foretell.plan import Plan, lower
     from foretell.workload import load as load_workload
 

@@ -15,7 +15,7 @@ from foretell.errors import ForetellError, InputError
 from foretell.io import decode
 from foretell.report.page import SCRIPTS
 from foretell.studio.calls import Studio, answer
-from foretell.studio.desk import Desk, opened
+from foretell.studio.desk import Desk, open_file
 from foretell.studio.uploads import MOST, display_name, receive, too_large
 
 HOSTS = ("127.0.0.1", "localhost")
@@ -110,7 +110,7 @@ def take_uploads(server: Any, token: str, desk: Desk, most: int = MOST) -> None:
                 raise too_large(name, most)
             path = receive(request.stream.read, name, desk.folder, most)
             try:
-                key = opened(desk, path, display_name(name))
+                key = open_file(desk, path, display_name(name))
             finally:
                 path.unlink(missing_ok=True)
             return jsonify({"step": key, "name": display_name(name)})

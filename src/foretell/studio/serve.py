@@ -14,7 +14,7 @@ from typing import Any
 
 from foretell.errors import InputError
 from foretell.studio.calls import Studio
-from foretell.studio.desk import Desk, opened
+from foretell.studio.desk import Desk, open_file
 from foretell.studio.guard import protect, send_files, send_page, take_calls, take_uploads
 from foretell.studio.jobs import Jobs
 from foretell.studio.machines import Machines
@@ -55,7 +55,7 @@ def serve(
     desk = Desk(folder)
     try:
         for path in files:
-            opened(desk, path, path.name, None, real)
+            open_file(desk, path, path.name, None, real)
         token = secrets.token_urlsafe(24)
         server = _server(_app(desk, token, most), port)
     except BaseException:

@@ -11,7 +11,7 @@ from foretell.advise import TRIED, Recommendations, Step, advise
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.report import words
-from foretell.report.page import Content, Line, columns, numbers, packed
+from foretell.report.page import Content, PageTimeline, columns, numbers, packed
 from foretell.survey.survey import survey
 
 OnProgress = Callable[
@@ -27,7 +27,7 @@ def step(of: Step, specs: tuple[str, ...], advised: Recommendations | None) -> d
     return _page(found.timelines, found.content)
 
 
-def _page(lines: Sequence[Line], content: Content) -> dict[str, Any]:
+def _page(lines: Sequence[PageTimeline], content: Content) -> dict[str, Any]:
     spans, drawn = 0, []
     for line in lines:
         spans += line.timeline.graph.size
@@ -45,7 +45,7 @@ def ranked(of: Step, tell: OnProgress) -> Recommendations:
     return advise(of, TRIED, lambda spec: tell(f"trying {spec}"))
 
 
-def shown_answer(answer: Any) -> Any:
+def plain_answer(answer: Any) -> Any:
     """A search's answer as plain values; that of changes comes with the view."""
     if isinstance(answer, Recommendations):
         return {"changes": len(answer.ranked)}
@@ -64,7 +64,7 @@ def plan(workload: str, text: str, cluster: Cluster) -> str:
     """A plan predicted, drawn on its machines, with its pipeline schedule and timeline."""
     from foretell.plan import Plan
     from foretell.report.drawings import drawn_plan, pipeline
-    from foretell.survey.inputs import Drawn
+    from foretell.survey.inputs import Sections
     from foretell.survey.planned import page_of
     from foretell.workload import load
 
@@ -72,7 +72,7 @@ def plan(workload: str, text: str, cluster: Cluster) -> str:
     picture = drawn_plan(page.prediction.plan, workload, cluster)
     if page.prediction.plan.pp > 1 and not picture["schedule"]:
         picture["schedule"] = pipeline(page.timelines[-1][1])
-    surveyed = survey([], drawn=Drawn(plans=[picture], pages=[page]))
+    surveyed = survey([], drawn=Sections(plans=[picture], pages=[page]))
     return packed(_page(surveyed.timelines, surveyed.content))
 
 
@@ -101,14 +101,14 @@ def strategies(workload: str, cluster: str, gpus: str, tell: OnProgress) -> list
         machines = sized(cluster, n)
         batch = model.batch * n
         rows = scaling(model, lambda _, m=machines: m, [n], lambda _, b=batch: b, progress=tell)  # type: ignore[misc]
-        found += [_scaled(row) for row in rows]
-        found += _swept(model, machines, n, batch, {r["plan"] for r in found})
+        found += [_strategy_row(row) for row in rows]
+        found += _pareto_layouts(model, machines, n, batch, {r["plan"] for r in found})
         fits = [r["samples_per_s"] for r in found if r["fits"]]
         tell(f"{n} GPUs: {len(rows)} strategies", max(fits, default=None), found)
     return _with_front(found)
 
 
-def _scaled(row: Any) -> dict[str, Any]:
+def _strategy_row(row: Any) -> dict[str, Any]:
     return {
         "gpus": row.gpus, "strategy": words.strategy(row.strategy), "step_s": row.step,
         "peak_bytes": row.peak, "fits": row.missing == 0, "plan": str(row.plan),
@@ -118,7 +118,7 @@ def _scaled(row: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _swept(
+def _pareto_layouts(
     model: Any, machines: Cluster, n: int, batch: int, known: set[str]
 ) -> list[dict[str, Any]]:
     """Layouts that none beats in time and memory, besides those that are known."""
@@ -158,10 +158,10 @@ def planned(
 
     model = load(workload, files=False)
 
-    def heard(what: str, best: float) -> None:
+    def on_progress(what: str, best: float) -> None:
         tell(f"{what}, best {words.seconds(best)}" if best < float("inf") else what, best)
 
-    search = allowed(planner).plan(model, cluster, heard)
+    search = allowed(planner).plan(model, cluster, on_progress)
     found = repredicted(search, priced(search.plan, model, cluster))
     assert found.prediction is not None
     batch = found.plan.global_batch or model.batch
@@ -171,10 +171,10 @@ def planned(
     }  # fmt: skip
     rows = [("the plan found", found.predicted, known)]
     rows += [(words.strategy(name), s, {}) for name, s in found.baselines.items() if s]
-    return _with_front([_rival(*row, cluster.size, batch) for row in rows])
+    return _with_front([_baseline_row(*row, cluster.size, batch) for row in rows])
 
 
-def _rival(
+def _baseline_row(
     name: str, seconds: float, known: dict[str, Any], gpus: int, batch: int
 ) -> dict[str, Any]:
     """A row of a planner's answer; of baselines only the time is known."""
@@ -202,15 +202,15 @@ def _with_front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows marked where no other beats them in throughput, memory and cost at once."""
     fitting = [r for r in rows if r["fits"] and r["peak_bytes"]]
     for row in rows:
-        row["front"] = row in fitting and not any(_beats(other, row) for other in fitting)
+        row["front"] = row in fitting and not any(_dominates(other, row) for other in fitting)
     return rows
 
 
-def _beats(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    one, two = _marks(a), _marks(b)
+def _dominates(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    one, two = _objectives(a), _objectives(b)
     return one != two and all(x <= y for x, y in zip(one, two, strict=True))
 
 
-def _marks(row: dict[str, Any]) -> tuple[float, float, float]:
+def _objectives(row: dict[str, Any]) -> tuple[float, float, float]:
     cost = row["cost"] if row["cost"] is not None else row["gpus"] / row["samples_per_s"]
     return 1 / row["samples_per_s"], row["peak_bytes"], cost

@@ -85,7 +85,7 @@ def diagnose(step: Step, found: Window, advised: Recommendations | None = None) 
     return {
         "step_s": found.seconds,
         "verdict": _verdict(case, idle, advised) | {"ranks": late},
-        "gpu": _used(case),
+        "gpu": _gpu_use(case),
         "kernels": _kernels(case),
         "bound_by": _bound_by(case),
         "roofline": _roof(case),
@@ -106,11 +106,11 @@ def _device(step: Step, graph: Graph) -> Device | None:
         return None
 
 
-def _used(case: _Case) -> dict[str, Any]:
+def _gpu_use(case: _Case) -> dict[str, Any]:
     """GPU, its share of the step, MFU and HFU."""
     graph, device = case.graph, case.device
     used: dict[str, Any] = {"name": str(graph.facts.get("device", ""))}
-    used |= {"ranks": len(np.unique(graph.rank)), "busy": 1 - _parts(case)["idle"]}
+    used |= {"ranks": len(np.unique(graph.rank)), "busy": 1 - _time_shares(case)["idle"]}
     used |= {"kernels": len(case.work.tasks)}
     if device is None:
         return used
@@ -118,7 +118,7 @@ def _used(case: _Case) -> dict[str, Any]:
     return used | rates | {"name": device.title, "memory_bytes": device.memory}
 
 
-def _parts(case: _Case) -> dict[str, float]:
+def _time_shares(case: _Case) -> dict[str, float]:
     """Shares of the step: computing, exposed communication, and neither."""
     parts, whole = case.window.shown("").parts, case.window.seconds or 1.0
     values = parts["values"] if parts else {}
@@ -134,8 +134,8 @@ def _verdict(case: _Case, idle: dict[str, Any], advised: Recommendations | None)
     return {
         "bound": bound,
         "sentence": f"{bound[0].upper()}{bound[1:]}: {_reason(case, bound, most)}.",
-        "first": _first(first, case.window.seconds) if first else _nothing(advised),
-        "then": _then(first, best) if first and best else "",
+        "first": _first_sentence(first, case.window.seconds) if first else _no_gain(advised),
+        "then": _then_sentence(first, best) if first and best else "",
         "changes": [str(change) for change in first.changes] if first else [],
     }
 
@@ -143,7 +143,7 @@ def _verdict(case: _Case, idle: dict[str, Any], advised: Recommendations | None)
 def _bound(case: _Case, cause: str) -> str:
     """GPU, CPU, input, communication, other ranks or pipeline."""
     if not np.isin(case.graph.kind, (Kind.HOST, Kind.LOAD)).any():
-        return _device_bound(_parts(case))
+        return _device_bound(_time_shares(case))
     bound = BOUND[shares(case.graph, case.window.seconds).bottleneck]
     known = {"input": "input-bound", "communication": "communication-bound",
              "other ranks": "straggler-bound"}  # fmt: skip
@@ -152,7 +152,7 @@ def _bound(case: _Case, cause: str) -> str:
 
 def _reason(case: _Case, bound: str, most: dict[str, Any] | None) -> str:
     """The evidence of a verdict."""
-    parts, step = _parts(case), f"of the {words.seconds(case.window.seconds)} step"
+    parts, step = _time_shares(case), f"of the {words.seconds(case.window.seconds)} step"
     if not len(case.work.tasks):
         return f"the {words.seconds(case.window.seconds)} step launches no kernel"
     if bound == "GPU-bound":
@@ -161,7 +161,7 @@ def _reason(case: _Case, bound: str, most: dict[str, Any] | None) -> str:
         return f"{_percent(parts['wire'])} {step} is exposed communication"
     if bound == "pipeline-bound":
         return f"stages wait for each other {_percent(parts['idle'])} {step}"
-    return f"the GPU is idle {_percent(parts['idle'])} {step}, {_waits(most)}"
+    return f"the GPU is idle {_percent(parts['idle'])} {step}, {_waits_for(most)}"
 
 
 def _device_bound(parts: dict[str, float]) -> str:
@@ -175,7 +175,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _waits(most: dict[str, Any] | None) -> str:
+def _waits_for(most: dict[str, Any] | None) -> str:
     return {
         "launch": "waiting for the CPU to launch kernels",
         "sync": "waiting for the CPU after synchronizations",
@@ -185,17 +185,17 @@ def _waits(most: dict[str, Any] | None) -> str:
     }.get(most["cause"] if most else "", "waiting")
 
 
-def _first(first: Advice, seconds: float) -> str:
-    return f"First, {first.name}: {words.seconds(seconds)} → {_after(first)}."
+def _first_sentence(first: Advice, seconds: float) -> str:
+    return f"First, {first.name}: {words.seconds(seconds)} → {_gain_text(first)}."
 
 
-def _then(first: Advice, best: Advice) -> str:
+def _then_sentence(first: Advice, best: Advice) -> str:
     """The gain of the other changes of the best combination."""
     more = [str(change) for change in best.changes if change not in first.changes]
-    return f"Then {' + '.join(more)}: {_after(best)} in all." if more else ""
+    return f"Then {' + '.join(more)}: {_gain_text(best)} in all." if more else ""
 
 
-def _after(advice: Advice) -> str:
+def _gain_text(advice: Advice) -> str:
     gain = f"{1 / (1 - advice.gain):.2g}× the throughput"
     if advice.gain < 0.1:
         gain = f"{_percent(advice.gain)} less time a sample"
@@ -203,7 +203,7 @@ def _after(advice: Advice) -> str:
     return f"{words.seconds(advice.seconds)}, {gain} (80 % interval {between})"
 
 
-def _nothing(advised: Recommendations | None) -> str:
+def _no_gain(advised: Recommendations | None) -> str:
     return "None of the changes tried makes it at least 1 % faster." if advised else ""
 
 
@@ -212,9 +212,9 @@ def _kernels(case: _Case) -> list[dict[str, Any]]:
     graph, work = case.graph, case.work
     if not len(work.tasks):
         return []
-    titles, whose = _sorts(case)
+    titles, whose = _kernel_groups(case)
     spent = graph.seconds[work.tasks]
-    ideal_c, ideal_m = _ideals(case)
+    ideal_c, ideal_m = _roofline_seconds(case)
     seen = (ideal_c > 0) | (ideal_m > 0) if case.device else np.ones(len(spent), bool)
     columns = {
         "seconds": spent, "flops": work.flops * seen, "bytes": work.moved * seen,
@@ -237,7 +237,7 @@ def _kernels(case: _Case) -> list[dict[str, Any]]:
     ]
 
 
-def _sorts(case: _Case) -> tuple[list[tuple[str, str]], Array]:
+def _kernel_groups(case: _Case) -> tuple[list[tuple[str, str]], Array]:
     """(operator, kernel) of each sort of kernels, and which sort each kernel is of.
 
     Kernels of one name are one sort; where the graph knows no kernels, calls that do equal work.
@@ -278,7 +278,7 @@ def _bound_by(case: _Case) -> dict[str, float]:
     """Seconds of kernels by what bounds them, and what all would take at the roofline."""
     graph, work = case.graph, case.work
     spent = graph.seconds[work.tasks]
-    compute, memory = _ideals(case)
+    compute, memory = _roofline_seconds(case)
     ideal = np.maximum(compute, memory)
     latency = (ideal > 0) & (ideal < 0.1 * spent) & (spent < SMALL)
     sorts = {
@@ -322,7 +322,7 @@ def _short(name: str) -> str:
     return words.cut(head or name, 48)
 
 
-def _ideals(case: _Case) -> tuple[Array, Array]:
+def _roofline_seconds(case: _Case) -> tuple[Array, Array]:
     """Seconds each kernel takes at the device's peak flop/s, and at its peak bandwidth."""
     work, device = case.work, case.device
     if device is None:
@@ -350,12 +350,12 @@ def _modules(case: _Case) -> dict[str, Any]:
     tree: dict[str, Any] = {"name": "step", "seconds": 0.0, "phases": [0.0] * 3, "parts": {}}
     keys = np.stack([graph.layer[tasks], graph.op[tasks], graph.phase[tasks]])
     if not keys.size:
-        return _plain(tree)
+        return _as_lists(tree)
     found, whose = np.unique(keys, axis=1, return_inverse=True)
     spent = np.bincount(whose.reshape(-1), graph.seconds[tasks])
     for (layer, op, phase), seconds in zip(found.T.tolist(), spent.tolist(), strict=True):
-        _grow(tree, _path(graph, layer, op, phase), _column(phase), seconds)
-    return _plain(tree)
+        _add_to_tree(tree, _path(graph, layer, op, phase), _phase_column(phase), seconds)
+    return _as_lists(tree)
 
 
 def _path(graph: Graph, layer: int, op: int, phase: int) -> list[str]:
@@ -366,23 +366,23 @@ def _path(graph: Graph, layer: int, op: int, phase: int) -> list[str]:
     return [*names, graph.names[op] or "(none)"]
 
 
-def _column(phase: int) -> int:
+def _phase_column(phase: int) -> int:
     if phase in (Phase.FORWARD, Phase.LOSS):
         return 0
     return 1 if phase == Phase.BACKWARD else 2
 
 
-def _grow(node: dict[str, Any], path: list[str], column: int, seconds: float) -> None:
+def _add_to_tree(node: dict[str, Any], path: list[str], column: int, seconds: float) -> None:
     node["seconds"] += seconds
     node["phases"][column] += seconds
     if path:
         fresh = {"name": path[0], "seconds": 0.0, "phases": [0.0] * 3, "parts": {}}
-        _grow(node["parts"].setdefault(path[0], fresh), path[1:], column, seconds)
+        _add_to_tree(node["parts"].setdefault(path[0], fresh), path[1:], column, seconds)
 
 
-def _plain(node: dict[str, Any]) -> dict[str, Any]:
+def _as_lists(node: dict[str, Any]) -> dict[str, Any]:
     """A tree whose parts are lists, in the order they were met (the model's)."""
-    return node | {"parts": [_plain(part) for part in node["parts"].values()]}
+    return node | {"parts": [_as_lists(part) for part in node["parts"].values()]}
 
 
 def _idle(case: _Case) -> dict[str, Any]:
@@ -393,21 +393,21 @@ def _idle(case: _Case) -> dict[str, Any]:
     device = mine & np.isin(kind, DEVICE)
     start, end = _gaps(around, device, length)
     parts = {
-        "communication": _inside(around, mine & np.isin(kind, COMMUNICATION), start, end),
-        "input": _inside(around, mine & (kind == Kind.LOAD), start, end),
-        "other ranks": _within(*case.waits.of(case.rank), start, end),
+        "communication": _overlap_with(around, mine & np.isin(kind, COMMUNICATION), start, end),
+        "input": _overlap_with(around, mine & (kind == Kind.LOAD), start, end),
+        "other ranks": _overlap(*case.waits.of(case.rank), start, end),
     }
     left = end - start
     for name in ("communication", "other ranks", "input"):
         parts[name] = np.minimum(parts[name], left)
         left = left - parts[name]
-    works = _inside(around, mine & (kind == Kind.HOST), start, end) > 0
-    short, synced = end - start < PACE, _synced(around, mine, start, end)
+    works = _overlap_with(around, mine & (kind == Kind.HOST), start, end) > 0
+    short, synced = end - start < PACE, _after_sync(around, mine, start, end)
     parts["between kernels"] = np.where(short, left, 0.0)
     parts["sync"] = np.where(~short & synced, left, 0.0)
     parts["launch"] = np.where(~short & ~synced & works, left, 0.0)
     alone = ~short & ~synced & ~works
-    others = _inside(around, ~mine & np.isin(kind, DEVICE), start, end) > 0.5 * (end - start)
+    others = _overlap_with(around, ~mine & np.isin(kind, DEVICE), start, end) > 0.5 * (end - start)
     parts["bubble"] = np.where(alone & others, left, 0.0)
     parts["unexplained"] = np.where(alone & ~others, left, 0.0)
     missed = max(case.window.seconds - length, 0.0)  # what the graph misses of the known time
@@ -432,12 +432,12 @@ def _gaps(line: Timeline, device: Array, length: float) -> tuple[Array, Array]:
     return start[there], end[there]
 
 
-def _inside(line: Timeline, which: Array, start: Array, end: Array) -> Array:
+def _overlap_with(line: Timeline, which: Array, start: Array, end: Array) -> Array:
     """How much of each gap some tasks cover."""
-    return _within(*union(line.start[which], line.end[which]), start, end)
+    return _overlap(*union(line.start[which], line.end[which]), start, end)
 
 
-def _within(a: Array, b: Array, start: Array, end: Array) -> Array:
+def _overlap(a: Array, b: Array, start: Array, end: Array) -> Array:
     """How much of each gap intervals that do not overlap cover."""
     done = np.append(0.0, np.cumsum(b - a))
 
@@ -450,7 +450,7 @@ def _within(a: Array, b: Array, start: Array, end: Array) -> Array:
     return until(end) - until(start)
 
 
-def _synced(line: Timeline, mine: Array, start: Array, end: Array) -> Array:
+def _after_sync(line: Timeline, mine: Array, start: Array, end: Array) -> Array:
     """Whether a synchronization of the host ended in or right at the begin of each gap."""
     graph = line.graph
     names = {k for k in np.unique(graph.op).tolist() if _SYNC.search(graph.names[k])}

@@ -35,7 +35,9 @@ class Inputs:
         """Tell files from specs, and files by what they hold."""
         found: dict[str, list[Any]] = {"steps": [], "answers": [], "plans": [], "specs": []}
         for text in texts:
-            found[sort(text)].append(text if sort(text) == "specs" else Path(text))
+            found[kind_of_input(text)].append(
+                text if kind_of_input(text) == "specs" else Path(text)
+            )
         return cls(**{key: tuple(values) for key, values in found.items()})
 
 
@@ -45,7 +47,7 @@ def is_script(text: str) -> bool:
     return file.endswith(".py") and is_there(file)
 
 
-def sort(text: str) -> str:
+def kind_of_input(text: str) -> str:
     """The kind of an argument: a step, an answer, a plan or a spec."""
     path = Path(text)
     if is_script(text):
@@ -90,7 +92,7 @@ def read_answer(path: Path) -> Any:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Sections:
     """Parts of a page made from answers and plans."""
 
     oracle: list[dict[str, Any]] = field(default_factory=list)
@@ -101,13 +103,13 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Place:
+class PlanContext:
     """Where plans stand, and what they were made for, where that is known."""
 
     cluster: Cluster | None = None
     model: Model | None = None
 
-    def add(self, found: Drawn, plan: Plan, name: str, answer: Any = None) -> None:
+    def add(self, found: Sections, plan: Plan, name: str, answer: Any = None) -> None:
         """Draw a plan; with machines and a model, its step too."""
         from foretell.report.drawings import drawn_plan
         from foretell.survey.planned import gradient_bytes, page_of
@@ -119,33 +121,35 @@ class Place:
         found.plans.append(drawn_plan(plan, name, self.cluster, answer, sizes))
 
 
-def drawings(inputs: Inputs, cluster: Cluster | None = None, model: Model | None = None) -> Drawn:
+def sections_of(
+    inputs: Inputs, cluster: Cluster | None = None, model: Model | None = None
+) -> Sections:
     """Everything to draw from the answers and plans among the inputs."""
     from foretell.plan import load as load_plan
 
-    found, place = Drawn(), Place(cluster, model)
+    found, place = Sections(), PlanContext(cluster, model)
     for path in inputs.answers:
-        _add(found, read_answer(path), path, place)
+        _add_answer(found, read_answer(path), path, place)
     for path in inputs.plans:
         place.add(found, load_plan(path), path.name)
     return found
 
 
-def _add(found: Drawn, value: Any, path: Path, place: Place) -> None:
+def _add_answer(found: Sections, value: Any, path: Path, place: PlanContext) -> None:
     from foretell.plan import Plan
     from foretell.report import drawings, layouts
-    from foretell.report.answers import Run, of
+    from foretell.report.answers import RunAnswer, of
 
     if drawings.is_schedule(value):
         found.schedules.append(drawings.drawn_schedule(value, path.name))
     elif isinstance(value, dict) and {"measured_s", "predicted_s"} <= set(value):
-        run = of(value, Run, path.name)
+        run = of(value, RunAnswer, path.name)
         times = {"measured_s": run.measured_s, "predicted_s": run.predicted_s}
         found.runs.append({"what": path.name, **times})
     elif isinstance(value, dict) and "predicted_s" in value and isinstance(value.get("plan"), str):
         place.add(found, Plan.parse(value["plan"]), path.name, value)
     elif isinstance(value, dict) and "ndevs" in value:
-        found.schedules.append(drawings.drawn_schedule(_scheduled(value, path), path.name))
+        found.schedules.append(drawings.drawn_schedule(_schedule_of(value, path), path.name))
     elif (rows := layouts.layouts(value, path.name)) is not None:
         found.oracle.append(rows)
     else:
@@ -155,7 +159,7 @@ def _add(found: Drawn, value: Any, path: Path, place: Place) -> None:
         )
 
 
-def _scheduled(value: Any, path: Path) -> dict[str, Any]:
+def _schedule_of(value: Any, path: Path) -> dict[str, Any]:
     """A placement's schedule, searched for."""
     from foretell.search.schedule import read, schedule
 

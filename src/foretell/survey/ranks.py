@@ -101,12 +101,12 @@ def ranks_table(line: Timeline, waits: Waits, facts: Any) -> list[dict[str, Any]
     ranks = np.unique(line.graph.rank)
     if len(ranks) < 2:
         return []
-    caused, measured = _caused(line, waits, ranks), _measured(facts)
-    quiet = _quiet(line)
+    caused, measured = _idle_caused(line, waits, ranks), _measured_waits(facts)
+    quiet = _common_idle(line)
     return [
         {
             "rank": part.rank, "compute_s": part.compute, "exposed_s": part.exposed,
-            "hidden_s": part.hidden, **_rest(line, part.rank, waits.of(part.rank), quiet),
+            "hidden_s": part.hidden, **_idle_by_cause(line, part.rank, waits.of(part.rank), quiet),
             "waited_for_s": caused.get(part.rank, 0.0),
             "measured_waited_for_s": measured.get(part.rank),
         }
@@ -114,7 +114,7 @@ def ranks_table(line: Timeline, waits: Waits, facts: Any) -> list[dict[str, Any]
     ]  # fmt: skip
 
 
-def _quiet(line: Timeline) -> float:
+def _common_idle(line: Timeline) -> float:
     """Seconds in which no rank works; endless where hosts are simulated, which explain pauses."""
     kind = line.graph.kind
     if np.isin(kind, (Kind.HOST, Kind.LOAD)).any():
@@ -123,38 +123,40 @@ def _quiet(line: Timeline) -> float:
     return max(line.seconds - covered(line.start[works], line.end[works]), 0.0)
 
 
-def _caused(line: Timeline, waits: Waits, ranks: Array) -> dict[int, float]:
+def _idle_caused(line: Timeline, waits: Waits, ranks: Array) -> dict[int, float]:
     """Seconds for which each rank keeps the devices of the others idle, the mean over those."""
     found = dict.fromkeys(ranks.tolist(), 0.0)
     others = max(len(ranks) - 1, 1)
     pairs = np.unique(np.stack([waits.rank, waits.late]), axis=1).T.tolist()
     for rank, late in pairs:
-        busy = _busy(line, rank)
+        busy = _device_tasks(line, rank)
         spans = line.start[busy], line.end[busy]
         for_it = waits.of(rank, late)
         found[late] += (covered(*for_it) - overlap(for_it, spans)) / others
     return found
 
 
-def _mine(graph: Graph, rank: int) -> Array:
+def _tasks_of_rank(graph: Graph, rank: int) -> Array:
     """Tasks that a rank takes part in."""
     held = graph.held.task[graph.lanes.rank[graph.held.lane] == rank]
     mine: Array = (graph.rank == rank) | np.isin(np.arange(graph.size), held)
     return mine
 
 
-def _busy(line: Timeline, rank: int) -> Array:
+def _device_tasks(line: Timeline, rank: int) -> Array:
     """Tasks of a rank's device: kernels, copies and communication."""
-    return _mine(line.graph, rank) & np.isin(line.graph.kind, (*DEVICE, *COMMUNICATION))
+    return _tasks_of_rank(line.graph, rank) & np.isin(line.graph.kind, (*DEVICE, *COMMUNICATION))
 
 
-def _rest(line: Timeline, rank: int, waits: tuple[Array, Array], quiet: float) -> dict[str, float]:
+def _idle_by_cause(
+    line: Timeline, rank: int, waits: tuple[Array, Array], quiet: float
+) -> dict[str, float]:
     """Idle time of a rank's device by cause: other ranks, its CPU, or none.
 
     It waits in collectives and, beyond the `quiet` seconds in which no rank works, for stages.
     """
-    busy = _busy(line, rank)
-    host = _mine(line.graph, rank) & ~busy & (line.graph.kind != Kind.SYNC)
+    busy = _device_tasks(line, rank)
+    host = _tasks_of_rank(line.graph, rank) & ~busy & (line.graph.kind != Kind.SYNC)
     parts = [(line.start[busy], line.end[busy]), waits, (line.start[host], line.end[host])]
     whole = [covered(*map(np.concatenate, zip(*parts[:k], strict=True))) for k in (1, 2, 3)]
     nothing = max(line.seconds - whole[2], 0.0)
@@ -165,7 +167,7 @@ def _rest(line: Timeline, rank: int, waits: tuple[Array, Array], quiet: float) -
     }
 
 
-def _measured(facts: Any) -> dict[int, float]:
+def _measured_waits(facts: Any) -> dict[int, float]:
     balance, names = facts.get("balance"), facts.get("ranks")
     values = balance.get("waited_for_s") if isinstance(balance, dict) else None
     if not isinstance(values, (list, tuple)) or not isinstance(names, (list, tuple)):

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foretell.advise import TRIED, Recommendations, Step, advise, gain, peak, shown, unfollowed
+from foretell.advise import TRIED, Recommendations, Step, advise, gain, peak, shown, untracked_ops
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
 from foretell.report import words
-from foretell.report.page import Content, Line
+from foretell.report.page import Content, PageTimeline
 from foretell.survey.diagnosis import diagnose
-from foretell.survey.inputs import Drawn
+from foretell.survey.inputs import Sections
 from foretell.survey.memory import tape_curves
 from foretell.survey.window import Window, measured, window
 from foretell.whatif import WhatIf, applied, ordered, parse, tried
@@ -39,14 +39,14 @@ _UNKNOWN = (
 class Survey:
     """Timelines, top to bottom, and the sections of the page."""
 
-    timelines: tuple[Line, ...]
+    timelines: tuple[PageTimeline, ...]
     content: Content
 
 
 def survey(
     steps: Sequence[Step],
     specs: Sequence[str] = (),
-    drawn: Drawn | None = None,
+    drawn: Sections | None = None,
     *,
     advice: bool = True,
     advised: Recommendations | None = None,
@@ -56,11 +56,11 @@ def survey(
 
     `advised` has the outcome of these trials, where it is known.
     """
-    drawn = drawn or Drawn()
+    drawn = drawn or Sections()
     if advice and advised is None and steps:
         advised = advise(steps[0], TRIED, progress)
     progress("simulating")
-    found = [_answers(one, specs, None if k else advised) for k, one in enumerate(steps)]
+    found = [_step_sections(one, specs, None if k else advised) for k, one in enumerate(steps)]
     names = [one.name for one in steps] or [d["name"] for d in _all(drawn)]
     content = Content(
         title=", ".join(names[:3]),
@@ -84,13 +84,13 @@ def _plan_figures(pages: Sequence[PlanPage]) -> list[dict[str, Any]]:
     return [{"what": one.timelines[-1][0], "seconds": one.prediction.step} for one in pages[:4]]
 
 
-def _all(drawn: Drawn) -> list[dict[str, Any]]:
+def _all(drawn: Sections) -> list[dict[str, Any]]:
     return [*drawn.oracle, *drawn.plans, *drawn.schedules]
 
 
 @dataclass(frozen=True, eq=False)
-class _Answers:
-    timelines: list[Line]
+class _StepSections:
+    timelines: list[PageTimeline]
     figures: list[dict[str, Any]]
     notes: list[str]
     diagnosis: dict[str, Any]
@@ -98,7 +98,9 @@ class _Answers:
     memory: list[dict[str, Any]]
 
 
-def _answers(step: Step, specs: Sequence[str], advised: Recommendations | None) -> _Answers:
+def _step_sections(
+    step: Step, specs: Sequence[str], advised: Recommendations | None
+) -> _StepSections:
     changes = tuple(parse(spec) for spec in specs) or _best(advised)
     now = window(step, step.graph)
     lines = [measured(step.measured)] if step.measured else []
@@ -106,18 +108,18 @@ def _answers(step: Step, specs: Sequence[str], advised: Recommendations | None) 
     graphs = [(CURRENT, step.graph)]
     assumed, left = [], []
     if changes:
-        after, made, refused = _tried(step, tuple(map(str, changes)))
+        after, made, refused = _changed_step(step, tuple(map(str, changes)))
         changes = tuple(made)
         left = [f"{spec} could not be tried: {reason}" for spec, reason in refused]
         name = "with " + " ".join(map(str, changes))
-        unknown = unfollowed(after) if len(after.buffers) else []
+        unknown = untracked_ops(after) if len(after.buffers) else []
         lines.append(replace(window(step, after).shown(name), has_memory=not unknown))
         left += [_UNKNOWN.format(", ".join(unknown))] if unknown else []
         graphs.append((name, after))
         assumed = [f"assuming {text}" for change in changes for text in change.assumes]
     found = diagnose(step, now, advised) | {"compared": compared(step)}
     found |= {"lower_memory": _lower_memory(step, advised)}
-    return _Answers(
+    return _StepSections(
         lines,
         _figures(step, changes, graphs[-1][1], found["gpu"]),
         [*step.notes, *left, *dict.fromkeys(assumed)],
@@ -153,7 +155,7 @@ def _best(advised: Recommendations | None) -> tuple[WhatIf, ...]:
     return advised.best.changes if advised and advised.best else ()
 
 
-def _diagnosis(steps: Sequence[_Answers], drawn: Drawn) -> dict[str, Any] | None:
+def _diagnosis(steps: Sequence[_StepSections], drawn: Sections) -> dict[str, Any] | None:
     """Diagnosis of the first step or, with plans alone, of the step under the last one."""
     runs = [{**run} for run in drawn.runs]
     if steps:
@@ -171,10 +173,13 @@ def _window(page: PlanPage) -> Window:
     return Window(page.prediction.step, line, 0.0, line)
 
 
-def _lines(page: PlanPage) -> list[Line]:
+def _lines(page: PlanPage) -> list[PageTimeline]:
     """The step under a plan below its baselines; its memory is drawn as it is predicted."""
     *others, (name, _) = page.timelines
-    return [*(Line(*one) for one in others), replace(_window(page).shown(name), has_memory=False)]
+    return [
+        *(PageTimeline(*one) for one in others),
+        replace(_window(page).shown(name), has_memory=False),
+    ]
 
 
 def compared(step: Step) -> list[dict[str, Any]]:
@@ -237,14 +242,16 @@ def _percent(share: float, digits: int) -> str:
 
 def changed(step: Step, specs: tuple[str, ...]) -> Graph:
     """The step with changes made; the last few are remembered."""
-    graph, _, refused = _tried(step, specs) if specs else (step.graph, [], [])
+    graph, _, refused = _changed_step(step, specs) if specs else (step.graph, [], [])
     if refused:  # say why
         return applied([parse(spec) for spec in specs], step.graph, step.setting)
     return graph
 
 
 @lru_cache(24)  # each a graph of its own
-def _tried(step: Step, specs: tuple[str, ...]) -> tuple[Graph, list[WhatIf], list[tuple[str, str]]]:
+def _changed_step(
+    step: Step, specs: tuple[str, ...]
+) -> tuple[Graph, list[WhatIf], list[tuple[str, str]]]:
     """The step with those changes made that can be, which they are, and why others are not.
 
     The last of them is made on top of the others, which are remembered too.
@@ -256,7 +263,7 @@ def _tried(step: Step, specs: tuple[str, ...]) -> tuple[Graph, list[WhatIf], lis
     refused: list[tuple[str, str]] = []
     if len(changes) > 1:
         try:
-            graph, made, refused = _tried(step, tuple(map(str, changes[:-1])))
+            graph, made, refused = _changed_step(step, tuple(map(str, changes[:-1])))
         except ForetellError:  # none of the others can be made
             return tried(changes, step.graph, step.setting)
         last = changes[-1:]
@@ -286,7 +293,7 @@ def outcome(
     seconds = step.predicted(after)
     low, high = step.interval(after, changes) if changes else (seconds, seconds)
     return {
-        **_plain(step, changes),
+        **_baseline_fields(step, changes),
         "predicted_s": seconds,
         "low_s": low,
         "high_s": high,
@@ -295,7 +302,7 @@ def outcome(
     }
 
 
-def _plain(step: Step, changes: Sequence[WhatIf]) -> dict[str, Any]:
+def _baseline_fields(step: Step, changes: Sequence[WhatIf]) -> dict[str, Any]:
     """What an outcome says of its changes and of the step before them."""
     return {
         "changes": [str(change) for change in changes],
@@ -313,7 +320,7 @@ def known_outcome(
     for one in tried_before:
         if [str(change) for change in one.changes] == list(specs):
             times = {"predicted_s": one.seconds, "low_s": one.low, "high_s": one.high}
-            return _plain(step, one.changes) | times | {
+            return _baseline_fields(step, one.changes) | times | {
                 "gain": one.gain, "peak_bytes": one.peak_bytes
             }  # fmt: skip
     return None

@@ -14,7 +14,7 @@ import numpy as np
 from foretell.advise import Step
 from foretell.graph.build import replicate
 from foretell.graph.graph import NONE, Array, Graph
-from foretell.report.page import Line
+from foretell.report.page import PageTimeline
 from foretell.report.summary import split
 from foretell.simulate import Timeline, simulate
 from foretell.survey.ranks import ranks_table, waits_of
@@ -49,9 +49,9 @@ class Window:
         ]
         return Timeline(self.around.graph, ends[0], ends[1])
 
-    def shown(self, name: str) -> Line:
+    def shown(self, name: str) -> PageTimeline:
         """The window as a page draws it."""
-        return Line(name, self.line, self.zero, self.seconds, _parts(name, self))
+        return PageTimeline(name, self.line, self.zero, self.seconds, _parts(name, self))
 
 
 @lru_cache(4)  # a page asks for the current step again with every change
@@ -71,7 +71,7 @@ def window(step: Step, graph: Graph) -> Window:
     return Window(step.predicted(graph), line, begin - first, around)
 
 
-def measured(line: Timeline) -> Line:
+def measured(line: Timeline) -> PageTimeline:
     """A measured step: its time is the profiler's, its window ends with its last task."""
     name, seconds = "measured, with the profiler", float(line.graph.facts["measured"])
     zero = max(line.seconds - seconds, 0.0)

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from foretell.cli.run import _beside, _predicted
+from foretell.cli.run import _prediction_rows, _prediction_text
 from foretell.cluster import Calibration
 from foretell.cluster.node import Message
 from foretell.cluster.read import load, loads
@@ -229,13 +229,16 @@ def test_the_first_op_that_differs_is_named():
 def test_what_a_run_says_of_its_prediction():
     told = {"low_s": 1e-3, "high_s": 3e-3, "load": 1.0, "load_during": 2.5}
     found = {"prediction": told, "predicted_s": 2e-3, "step_s": 4e-3, "error": -0.5}
-    assert _beside(found) == ", 2 ms predicted (-50.0 %; outside the 80 % interval, 1 to 3 ms)"
-    (_, load), then = _predicted(found)
+    assert (
+        _prediction_text(found)
+        == ", 2 ms predicted (-50.0 %; outside the 80 % interval, 1 to 3 ms)"
+    )
+    (_, load), then = _prediction_rows(found)
     assert load.startswith("busy")
     assert then == ("at that load", "5 ms predicted")
-    ((_, load),) = _predicted(found | {"prediction": told | {"load_during": 1.0}})
+    ((_, load),) = _prediction_rows(found | {"prediction": told | {"load_during": 1.0}})
     assert load.startswith("idle")
-    assert _predicted(found | {"prediction": {"why": "no"}}) == [("predicted", "no: no")]
+    assert _prediction_rows(found | {"prediction": {"why": "no"}}) == [("predicted", "no: no")]
 
 
 OWN_LOOP = """import torch

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from foretell.cli.main import foretell
-from foretell.cli.tune_ddp import _decided, command
+from foretell.cli.tune_ddp import _choose, command
 from foretell.errors import InputError
 from foretell.pytorch.ranks.wires import refusal
 from foretell.pytorch.tune.launch import Asked, measure
@@ -33,7 +33,7 @@ WAYS = [Caps("default", (), 2, 1.0), Caps("searched", (0.5, 3.25), 2, 0.8)]
 
 
 def test_the_line_is_printed_where_all_rounds_are_faster():
-    found = _decided(WAYS, [[1.0, 1.1, 1.2], [0.9, 1.0, 1.1]])
+    found = _choose(WAYS, [[1.0, 1.1, 1.2], [0.9, 1.0, 1.1]])
     assert found["line"] == "bucket_cap_mb_list=[0.5, 3.25]"
     assert not found["keep_default"]
     assert found["gain"] == pytest.approx(0.1, abs=0.02)
@@ -43,7 +43,7 @@ def test_the_line_is_printed_where_all_rounds_are_faster():
     "times", [[1.0, 1.1, 1.2], [0.995, 1.095, 1.195], [0.5, 1.2, 1.3], [1.1, 1.2, 1.3]]
 )
 def test_the_default_is_kept_where_nothing_is_surely_faster(times):
-    found = _decided(WAYS, [[1.0, 1.1, 1.2], times])
+    found = _choose(WAYS, [[1.0, 1.1, 1.2], times])
     assert found["keep_default"]
     assert found["line"] == ""
     assert found["gain"] == 0.0
