@@ -239,20 +239,20 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0, help="of workers; all the time if 0")
     parser.add_argument("-o", "--output", type=Path, help="a file of rows: those it has are left")
-    asked = parser.parse_args()
-    rows = json.loads(asked.output.read_text()) if asked.output and asked.output.is_file() else {}
+    given = parser.parse_args()
+    rows = json.loads(given.output.read_text()) if given.output and given.output.is_file() else {}
     left = [
-        (number, asked.evaluations, asked.draws)
-        for number in range(asked.first, asked.first + asked.questions)
+        (number, given.evaluations, given.draws)
+        for number in range(given.first, given.first + given.questions)
         if str(number) not in rows
     ]
-    if asked.workers > 1:
+    if given.workers > 1:
         left.sort(key=_size, reverse=True)
-    for (number, *_), row in answers(_row, left, asked.workers, asked.seconds):
+    for (number, *_), row in answers(_row, left, given.workers, given.seconds):
         rows[str(number)] = row
         print("\n".join(_lines(number, row)), flush=True)
-        if asked.output:
-            write_text(asked.output, json.dumps(rows, indent=1))
+        if given.output:
+            write_text(given.output, json.dumps(rows, indent=1))
     every = [row["ratio"] for row in rows.values() if "ratio" in row]
     lost = [ratio for ratio in every if ratio > LOST]
     print(
@@ -261,17 +261,17 @@ def main() -> None:
     )
 
 
-def _size(asked: tuple[int, int, int]) -> int:
+def _size(question: tuple[int, int, int]) -> int:
     """What the time of a question goes by, roughly."""
     with tempfile.TemporaryDirectory() as folder:
-        workload, cluster, _, _ = drawn(asked[0], Path(folder))
+        workload, cluster, _, _ = drawn(question[0], Path(folder))
     return len(workload.layers) * (1 + len(cluster.devices_by_kind())) * cluster.size
 
 
-def _row(asked: tuple[int, int, int]) -> dict[str, Any]:
+def _row(question: tuple[int, int, int]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            return challenged(*asked, Path(folder))
+            return challenged(*question, Path(folder))
         except ForetellError as error:
             return {"error": error.message}
 
@@ -280,10 +280,10 @@ def _lines(number: int, row: dict[str, Any]) -> list[str]:
     """A row, and both plans where the search lost."""
     if "error" in row:
         return [f"{number:4d} {row['error']}"]
-    told = [f"{number:4d} {row['ratio']:.4f} {row['cpu_s']:.1f} CPU-s {row['question']}"]
+    lines = [f"{number:4d} {row['ratio']:.4f} {row['cpu_s']:.1f} CPU-s {row['question']}"]
     if row["ratio"] > LOST:
-        told += [f"     {name} {row[f'{name}_s']:.5g} {row[name]}" for name in ("found", "drawn")]
-    return told
+        lines += [f"     {name} {row[f'{name}_s']:.5g} {row[name]}" for name in ("found", "drawn")]
+    return lines
 
 
 if __name__ == "__main__":

@@ -247,7 +247,7 @@ def compared(number: int, evaluations: int, folder: Path) -> dict[str, Any]:
         "best": str(best[0].plan),
         "next": [str(one.plan) for one in best[1:NEXT]],
     }
-    return row | _asked(workload, cluster, batch, evaluations, best[0].step)
+    return row | _searched(workload, cluster, batch, evaluations, best[0].step)
 
 
 def repriced(row: dict[str, Any], number: int, evaluations: int, folder: Path) -> dict[str, Any]:
@@ -261,15 +261,15 @@ def repriced(row: dict[str, Any], number: int, evaluations: int, folder: Path) -
         row | {"best_s": best.step, "best": str(best.plan)} | ({} if same else {"repriced": True})
     )
     kept["next"] = [text for text in texts if text != str(best.plan)]
-    return kept | _asked(workload, cluster, batch, evaluations, best.step)
+    return kept | _searched(workload, cluster, batch, evaluations, best.step)
 
 
-def _asked(
+def _searched(
     workload: Workload, cluster: Cluster, batch: int, evaluations: int, best: float
 ) -> dict[str, Any]:
     """What the search finds."""
-    asked = Joint(evaluations=evaluations, global_batch=batch, only=AXES)
-    found = asked.plan(workload, cluster)
+    planner = Joint(evaluations=evaluations, global_batch=batch, only=AXES)
+    found = planner.plan(workload, cluster)
     return {
         "found_s": found.predicted,
         "found": str(found.plan),
@@ -288,16 +288,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0, help="of workers; all the time if 0")
     parser.add_argument("-o", "--output", type=Path)
-    asked = parser.parse_args()
-    rows = json.loads(asked.output.read_text()) if asked.output and asked.output.is_file() else {}
+    given = parser.parse_args()
+    rows = json.loads(given.output.read_text()) if given.output and given.output.is_file() else {}
     cases = [
-        (number, asked.evaluations, rows.get(str(number)))
-        for number in range(asked.first, asked.first + asked.cases)
-        if (str(number) in rows) == asked.again
+        (number, given.evaluations, rows.get(str(number)))
+        for number in range(given.first, given.first + given.cases)
+        if (str(number) in rows) == given.again
     ]
-    if asked.workers > 1:
+    if given.workers > 1:
         cases.sort(key=lambda case: -case[2]["simulated"] if case[2] else 0)
-    for (number, *_), row in answers(_row, cases, asked.workers, asked.seconds):
+    for (number, *_), row in answers(_row, cases, given.workers, given.seconds):
         if "error" in row:
             print(f"{number:4d} {row['error']}", flush=True)
             continue
@@ -307,8 +307,8 @@ def main() -> None:
             f"{row['simulated']} simulated, {row['case']}",
             flush=True,
         )
-        if asked.output:
-            write_text(asked.output, json.dumps(rows, indent=1))
+        if given.output:
+            write_text(given.output, json.dumps(rows, indent=1))
     print(summary(list(rows.values())))
 
 

@@ -20,7 +20,7 @@ from foretell.pytorch.ranks.wires import network
 from foretell.simulate.compare import compare
 from foretell_lab.cli.lab import command
 from foretell_lab.emulation import matrix, table
-from foretell_lab.emulation.matrix import Asked, permitted
+from foretell_lab.emulation.matrix import MatrixRequest, permitted
 from foretell_lab.emulation.table import Config
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -48,7 +48,7 @@ def folder(pool, tmp_path_factory):
     found["links"] = links.measure_links(pool, "loopback", (1024, 262144, 1048576), ("all_reduce",))
     found["fits"] = links.fit_links(found["links"])
     table.write(place / table.MACHINE, found)
-    asked = Asked((), steps=2, warmup=1, notes=True)
+    asked = MatrixRequest((), steps=2, warmup=1, notes=True)
     for number, plan in enumerate(("ddp", "layers")):
         config = Config("embedding", plan, "loopback", 2)
         matrix._once(lab, config, profiles["embedding"], asked, number, 0.0)

@@ -11,12 +11,12 @@ import pytest
 
 from foretell.pool import opened
 from foretell_lab.emulation import remote, table
-from foretell_lab.emulation.matrix import Asked
+from foretell_lab.emulation.matrix import MatrixRequest
 from foretell_lab.emulation.predicted import Known, compared
 from foretell_lab.emulation.table import Config, Row
 
 pytest.importorskip("ray")
-ASKED = Asked((Config("embedding", "ddp", "loopback", 1),), rounds=3, steps=1, warmup=0)
+ASKED = MatrixRequest((Config("embedding", "ddp", "loopback", 1),), rounds=3, steps=1, warmup=0)
 
 
 class Watch(threading.Thread):
@@ -84,7 +84,7 @@ def test_several_machines_have_folders_of_their_own(tmp_path):
             ]  # fmt: skip
 
     configs = tuple(Config(m, "ddp", "loopback", 1) for m in ("embedding", "mlp"))
-    done = remote.run_on(Two(), tmp_path, Asked(configs))
+    done = remote.run_on(Two(), tmp_path, MatrixRequest(configs))
     assert done["folders"] == [str(tmp_path / "a"), str(tmp_path / "b")]
     assert done["done"] == 2
     assert [r.model for r in table.rows(tmp_path / "b")] == ["mlp"]

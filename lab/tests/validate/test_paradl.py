@@ -4,7 +4,7 @@ import pytest
 
 from foretell.errors import InputError
 from foretell.workload import load
-from foretell_lab.validate.paradl_formulas import Asked, Fabric, net_of, paradl
+from foretell_lab.validate.paradl_formulas import Fabric, Question, net_of, paradl
 from foretell_lab.validate.paradl_nets import NETS
 
 OLD = Fabric(cable=15e-6)
@@ -25,13 +25,13 @@ LOGS = [
 
 @pytest.mark.parametrize(("net", "strategy", "ranks", "batch", "said"), LOGS)
 def test_outputs(net, strategy, ranks, batch, said):
-    told = paradl(strategy, Asked(NETS[net](), OLD, ranks, batch))
+    told = paradl(strategy, Question(NETS[net](), OLD, ranks, batch))
     assert (told.compute, told.communication) == pytest.approx(said, rel=1e-3)
 
 
 def test_memory():
-    assert paradl("data", Asked(NETS["RESNET50"](), OLD, 4, 256)).memory == 15_434_845_696
-    assert paradl("data", Asked(NETS["VGG"](), OLD, 4, 128)).memory == 9_360_484_864
+    assert paradl("data", Question(NETS["RESNET50"](), OLD, 4, 256)).memory == 15_434_845_696
+    assert paradl("data", Question(NETS["VGG"](), OLD, 4, 128)).memory == 9_360_484_864
 
 
 def test_sums_of_the_networks():
@@ -41,15 +41,16 @@ def test_sums_of_the_networks():
 
 
 def test_hybrids_share_a_cable():
-    alone = paradl("data+filter", Asked(NETS["RESNET50"](), Fabric(flows=1.0), 32, 512))
-    shared = paradl("data+filter", Asked(NETS["RESNET50"](), Fabric(), 32, 512))
+    alone = paradl("data+filter", Question(NETS["RESNET50"](), Fabric(flows=1.0), 32, 512))
+    shared = paradl("data+filter", Question(NETS["RESNET50"](), Fabric(), 32, 512))
     assert shared.compute == alone.compute
     assert shared.communication > alone.communication
 
 
 def test_pipelines_fill():
     few, many = (
-        paradl("pipeline", Asked(NETS["VGG"](), OLD, 4, 512, segments=s)).compute for s in (1, 64)
+        paradl("pipeline", Question(NETS["VGG"](), OLD, 4, 512, segments=s)).compute
+        for s in (1, 64)
     )
     assert many < 0.5 * few
 
@@ -63,4 +64,4 @@ def test_a_workload_in_the_oracles_terms():
 
 def test_unknown_strategy():
     with pytest.raises(InputError, match="data\\+filter"):
-        paradl("data+filters", Asked(NETS["VGG"](), OLD, 4, 128))
+        paradl("data+filters", Question(NETS["VGG"](), OLD, 4, 128))

@@ -68,13 +68,13 @@ Build = Callable[[Case, Place], Call]
 
 
 def forward_or_backward(
-    asked: Case, function: Callable[..., Tensor], inputs: Sequence[Tensor]
+    case: Case, function: Callable[..., Tensor], inputs: Sequence[Tensor]
 ) -> Call:
     """A call of the function, or of the gradients of those inputs that want one."""
-    if asked.direction == "forward":
+    if case.direction == "forward":
         return Call(lambda: function(*inputs), fresh=_floating(inputs[:1]))
-    if asked.direction != "backward":
-        raise unknown("direction", asked.direction, ("forward", "backward"))
+    if case.direction != "backward":
+        raise unknown("direction", case.direction, ("forward", "backward"))
     out = function(*inputs)
     gradient = torch.randn_like(out)
     wanted = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]

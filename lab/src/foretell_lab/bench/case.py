@@ -197,89 +197,87 @@ class Work:
     bytes: float
 
 
-def work(asked: Case) -> Work:
+def work(case: Case) -> Work:
     """The least work of a case."""
-    return _WORK.get(asked.op, _stream)(asked)
+    return _WORK.get(case.op, _stream)(case)
 
 
-def floor(asked: Case, rates: dict[str, float]) -> float:
+def floor(case: Case, rates: dict[str, float]) -> float:
     """Seconds the case takes at least, at measured rates by format and `bytes`."""
-    least = work(asked)
-    return max(least.flops / rates.get(asked.dtype, rates["fp32"]), least.bytes / rates["bytes"])
+    least = work(case)
+    return max(least.flops / rates.get(case.dtype, rates["fp32"]), least.bytes / rates["bytes"])
 
 
-def held(asked: Case) -> float:
+def held(case: Case) -> float:
     """Bytes of memory to reserve while it runs, workspace allowed for."""
-    return 3 * work(asked).bytes
+    return 3 * work(case).bytes
 
 
-def _linear(asked: Case) -> Work:
-    b, m, n, k = asked.size("b", 1), asked["m"], asked["n"], asked["k"]
-    return Work(2.0 * b * m * n * k, float(b * (m * k + k * n + m * n) * asked.elements))
+def _linear(case: Case) -> Work:
+    b, m, n, k = case.size("b", 1), case["m"], case["n"], case["k"]
+    return Work(2.0 * b * m * n * k, float(b * (m * k + k * n + m * n) * case.elements))
 
 
-def _conv(asked: Case) -> Work:
-    n, c, k, groups = asked["n"], asked["c"], asked["k"], asked["groups"]
-    filters = asked["r"] * asked["s"] * (asked["s"] if asked.op == "conv3d" else 1)
-    pixels = asked["h"] * asked["w"] * asked.size("t", 1)
-    steps = asked["stride"] ** (1 if asked["h"] == 1 else 2)
-    out = pixels * steps if asked.op == "convt2d" else max(1, pixels // steps)
-    products = pixels if asked.op == "convt2d" else out
+def _conv(case: Case) -> Work:
+    n, c, k, groups = case["n"], case["c"], case["k"], case["groups"]
+    filters = case["r"] * case["s"] * (case["s"] if case.op == "conv3d" else 1)
+    pixels = case["h"] * case["w"] * case.size("t", 1)
+    steps = case["stride"] ** (1 if case["h"] == 1 else 2)
+    out = pixels * steps if case.op == "convt2d" else max(1, pixels // steps)
+    products = pixels if case.op == "convt2d" else out
     flops = 2.0 * n * k * products * c / groups * filters
     moved = n * c * pixels + n * k * out + k * c * filters // groups
-    return Work(flops, float(moved * asked.elements))
+    return Work(flops, float(moved * case.elements))
 
 
-def _attention(asked: Case) -> Work:
-    b, h, s, d = (asked[name] for name in "bhsd")
-    back = asked.direction == "backward"
-    flops = (10.0 if back else 4.0) * b * h * s * s * d / (2 if asked["causal"] else 1)
-    return Work(flops, float((8 if back else 4) * b * h * s * d * asked.elements))
+def _attention(case: Case) -> Work:
+    b, h, s, d = (case[name] for name in "bhsd")
+    back = case.direction == "backward"
+    flops = (10.0 if back else 4.0) * b * h * s * s * d / (2 if case["causal"] else 1)
+    return Work(flops, float((8 if back else 4) * b * h * s * d * case.elements))
 
 
-def _recurrent(asked: Case) -> Work:
-    s, b, n, layers = asked["s"], asked["b"], asked["n"], asked["layers"]
-    gates, back = (4 if asked.op == "lstm" else 3), (2 if asked.direction == "backward" else 1)
+def _recurrent(case: Case) -> Work:
+    s, b, n, layers = case["s"], case["b"], case["n"], case["layers"]
+    gates, back = (4 if case.op == "lstm" else 3), (2 if case.direction == "backward" else 1)
     weights = 2 * gates * n * n * layers
     return Work(
-        2.0 * s * b * weights * back, float((weights + 4 * s * b * n) * asked.elements * back)
+        2.0 * s * b * weights * back, float((weights + 4 * s * b * n) * case.elements * back)
     )
 
 
-def _lookup(asked: Case) -> Work:
-    picked = asked["m"] * asked["n"] * asked.size("bag", 1)
-    table = asked["rows"] * asked["n"] if asked.direction == "backward" else 0
-    moved = (2 * picked + table) * asked.elements + 8 * asked["m"] * asked.size("bag", 1)
+def _lookup(case: Case) -> Work:
+    picked = case["m"] * case["n"] * case.size("bag", 1)
+    table = case["rows"] * case["n"] if case.direction == "backward" else 0
+    moved = (2 * picked + table) * case.elements + 8 * case["m"] * case.size("bag", 1)
     return Work(float(picked), float(moved))
 
 
-def _indexed(asked: Case) -> Work:
-    picked = asked["rows"] * asked["n"]
-    return Work(float(picked), float(picked * asked.elements * 3))
+def _indexed(case: Case) -> Work:
+    picked = case["rows"] * case["n"]
+    return Work(float(picked), float(picked * case.elements * 3))
 
 
-def _step(asked: Case) -> Work:
-    if asked.layout == "none":
+def _step(case: Case) -> Work:
+    if case.layout == "none":
         return Work(0.0, 0.0)
-    moved = _STATE[asked.op] * asked["total"] * asked.elements
+    moved = _STATE[case.op] * case["total"] * case.elements
     return Work(float(moved), float(moved))
 
 
-def _pool(asked: Case) -> Work:
-    image = asked["n"] * asked["c"] * asked["h"] * asked["w"]
-    out = image * asked.size("times", 1) ** 2 // asked.size("stride", 1) ** 2
-    if "out" in dict(asked.shape):
-        out = asked["n"] * asked["c"] * asked["out"] ** 2
-    index = 8 * out if asked.op == "max_pool" else 0
-    return Work(float(image), float((image + out) * asked.elements + index))
+def _pool(case: Case) -> Work:
+    image = case["n"] * case["c"] * case["h"] * case["w"]
+    out = image * case.size("times", 1) ** 2 // case.size("stride", 1) ** 2
+    if "out" in dict(case.shape):
+        out = case["n"] * case["c"] * case["out"] ** 2
+    index = 8 * out if case.op == "max_pool" else 0
+    return Work(float(image), float((image + out) * case.elements + index))
 
 
-def _stream(asked: Case) -> Work:
-    elements = prod(v for k, v in asked.shape if isinstance(v, int) and k not in ("groups", "rows"))
-    passes = _PASSES.get(asked.op, (2, 3))[asked.direction == "backward"]
-    each = (
-        sum(SIZES[d] for d in asked.dtype.split(">")) / 2 if ">" in asked.dtype else asked.elements
-    )
+def _stream(case: Case) -> Work:
+    elements = prod(v for k, v in case.shape if isinstance(v, int) and k not in ("groups", "rows"))
+    passes = _PASSES.get(case.op, (2, 3))[case.direction == "backward"]
+    each = sum(SIZES[d] for d in case.dtype.split(">")) / 2 if ">" in case.dtype else case.elements
     moved = float(elements * passes * each)
     return Work(moved, moved)
 

@@ -30,18 +30,18 @@ _MARGIN, _SHARE = 12.0, 0.2  # seconds kept for the last profile to be read; of 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 2 for a user's mistake."""
-    asked = _parser().parse_args(arguments)
+    given = _parser().parse_args(arguments)
     try:
-        if asked.summary:
+        if given.summary:
             from foretell_lab.bench.digest import summary
 
-            print(summary(asked.summary))
-        elif asked.merge:
+            print(summary(given.summary))
+        elif given.merge:
             from foretell_lab.bench.runs import merge
 
-            merge(asked.merge, Path(asked.out))
+            merge(given.merge, Path(given.out))
         else:
-            _measure(asked)
+            _measure(given)
     except ForetellError as why:
         print(why, file=sys.stderr)
         return 2
@@ -67,23 +67,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measure(asked: argparse.Namespace) -> None:
+def _measure(given: argparse.Namespace) -> None:
     from foretell_lab.bench import machine, sweep
     from foretell_lab.bench.clock import place_for
 
     started = time.monotonic()
-    place, out = place_for(asked.device), Path(asked.out)
-    done = _done(out) if asked.resume else set()
-    cases = [c for c in _cases(asked) if str(c) not in done]
-    header = machine.describe(place) | {"ceilings": machine.ceilings(place), "shard": asked.shard}
+    place, out = place_for(given.device), Path(given.out)
+    done = _done(out) if given.resume else set()
+    cases = [c for c in _cases(given) if str(c) not in done]
+    header = machine.describe(place) | {"ceilings": machine.ceilings(place), "shard": given.shard}
     _write_header(header, out)
     budget = sweep.Budget(
-        started + left_for(asked.seconds), asked.longest, _memory(header), header["ceilings"]
+        started + left_for(given.seconds), given.longest, _memory(header), header["ceilings"]
     )
-    log = _Log(out, asked.resume, asked.quiet)
-    if asked.part != "device":
-        _measure_host(cases, place, budget if asked.part == "host" else budget.part(0.4), log)
-    if asked.part != "host":
+    log = _Log(out, given.resume, given.quiet)
+    if given.part != "device":
+        _measure_host(cases, place, budget if given.part == "host" else budget.part(0.4), log)
+    if given.part != "host":
         sweep.sweep(log.begun(cases), place, budget, log.row)
     log.words(f"{log.rows} rows, {log.skipped} skipped, {time.monotonic() - started:.0f} s\n")
     header["ended"] = machine.device(place).get("nvidia_smi", {})
@@ -110,21 +110,21 @@ def _write_header(header: dict[str, Any], out: Path) -> None:
     write_text(header_path(out), json.dumps(header, indent=1) + "\n")
 
 
-def _cases(asked: argparse.Namespace) -> list[Case]:
+def _cases(given: argparse.Namespace) -> list[Case]:
     """What to measure, in order: a list in a file, or a part of the whole."""
     from foretell_lab.bench import ops, sweep
 
-    if asked.cases:
-        lines = Path(asked.cases).read_text(encoding="utf-8").splitlines()
+    if given.cases:
+        lines = Path(given.cases).read_text(encoding="utf-8").splitlines()
         return [parse_case(line) for line in lines if line.strip()]
-    wanted = [name for name in asked.only.split(",") if name]
+    wanted = [name for name in given.only.split(",") if name]
     every = list(ops.cases())
     known = {c.op for c in every} | set(ops.FAMILIES)
     for name in wanted:
         if name not in known:
             raise unknown("family or operator", name, known)
     chosen = [c for c in every if not wanted or {c.op, ops.family_of(c.op)} & set(wanted)]
-    groups = sweep.shard(sweep.ordered(chosen)[:: asked.every], *_shard(asked.shard))
+    groups = sweep.shard(sweep.ordered(chosen)[:: given.every], *_shard(given.shard))
     return [c for group in groups for c in group]
 
 
@@ -160,28 +160,28 @@ class _Log:
         for end in () if goes_on else ("", _SKIPPED, _STARTED):
             Path(f"{out}{end}").write_text("", encoding="utf-8")
 
-    def row(self, asked: Case, found: Any) -> None:
+    def row(self, case: Case, found: Any) -> None:
         """Keep one result, or why there is none."""
         if isinstance(found, str):
             self.skipped += 1
-            self._append(_SKIPPED, f"{asked}\t{found}\n")
+            self._append(_SKIPPED, f"{case}\t{found}\n")
         else:
             self.rows += 1
-            self._append("", written(Row(asked, **vars(found))))
+            self._append("", written(Row(case, **vars(found))))
         if time.monotonic() - self._last_report > 20:
             self._last_report = time.monotonic()
             self.words(f"{self.rows} rows, {self.skipped} skipped\n")
 
     def begun(self, cases: Iterable[Case]) -> Iterator[Case]:
         """The same cases, each written down before it is tried."""
-        for asked in cases:
-            self._append(_STARTED, f"{asked}\n")
-            yield asked
+        for case in cases:
+            self._append(_STARTED, f"{case}\n")
+            yield case
 
     def all(self, results: Iterable[tuple[Case, Any]]) -> None:
         """Keep every result."""
-        for asked, found in results:
-            self.row(asked, found)
+        for case, found in results:
+            self.row(case, found)
 
     def words(self, text: str) -> None:
         """Print a progress message."""

@@ -238,11 +238,13 @@ _PLAIN: dict[str, Link] = {
 def time_launches(place: Place) -> list[tuple[Case, Measured]]:
     """Intervals and plain calls; to be called before any profiler runs."""
     x = place.randn(1024)
-    found = [(_asked(f"host.{n}", "-", calls=1), _issued(c, place)) for n, c in _calls(x).items()]
+    found = [
+        (_host_case(f"host.{n}", "-", calls=1), _issued(c, place)) for n, c in _calls(x).items()
+    ]
     if place.is_cuda:
-        found.append((_asked("launch", "stream"), _interval(lambda: x.add_(1.0), _COUNT)))
-        found.append((_asked("launch", "memset"), _interval(x.zero_, _COUNT)))
-        found.append((_asked("launch", "graph"), _interval(_graph(x).replay, 1)))
+        found.append((_host_case("launch", "stream"), _interval(lambda: x.add_(1.0), _COUNT)))
+        found.append((_host_case("launch", "memset"), _interval(x.zero_, _COUNT)))
+        found.append((_host_case("launch", "graph"), _interval(_graph(x).replay, 1)))
     return found
 
 
@@ -259,10 +261,10 @@ def kernel_rows(place: Place) -> Iterator[tuple[Case, Measured]]:
         torch.cuda.synchronize()
     took = [busy([kernel]) for kernel in split(device_kernels(profiler))[0].kernels]
     low, middle, high = quartiles(took)
-    yield _asked("launch", "kernel"), Measured(middle, (high - low) / middle, 1)
+    yield _host_case("launch", "kernel"), Measured(middle, (high - low) / middle, 1)
 
 
-def _asked(op: str, layout: str, **shape: int) -> Case:
+def _host_case(op: str, layout: str, **shape: int) -> Case:
     return case(op, "forward", "fp32", layout, **(shape or {"n": 1024, "count": _COUNT}))
 
 
@@ -355,11 +357,11 @@ def rows(place: Place, timed: Timed, layout: str = "-") -> Iterator[tuple[Case, 
     counts = _kernel_counts(place, [k for k, t in timed.chains.items() if not isinstance(t, str)])
     for key, times in timed.chains.items():
         for i, direction in enumerate(_DIRECTIONS):
-            asked = case(f"host.{key[0]}", direction, key[1], layout, calls=LENGTH)
+            chain_case = case(f"host.{key[0]}", direction, key[1], layout, calls=LENGTH)
             if isinstance(times, str):
-                yield asked, times
+                yield chain_case, times
                 continue
-            yield asked, _measured(times[i], nothing if i else 0.0, LENGTH, counts[key][i])
+            yield chain_case, _measured(times[i], nothing if i else 0.0, LENGTH, counts[key][i])
 
 
 def _measured(times: Sequence[float], nothing: float, calls: int, kernels: float) -> Measured:

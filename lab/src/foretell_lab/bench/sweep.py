@@ -53,10 +53,10 @@ class Budget:
         now = time.monotonic()
         return replace(self, ends=now + share * (self.ends - now))
 
-    def has_room(self, asked: Case) -> bool:
+    def has_room(self, case: Case) -> bool:
         """Whether a case can be expected to fit."""
-        return held(asked) < self.memory and (
-            not self.rates or floor(asked, self.rates) < self.longest / 3
+        return held(case) < self.memory and (
+            not self.rates or floor(case, self.rates) < self.longest / 3
         )
 
 
@@ -64,8 +64,8 @@ def ordered(cases: Sequence[Case], seed: int = 0) -> list[Group]:
     """Groups of one operator and shape, spread evenly, the sample of repeats among them."""
     shuffle = random.Random(seed)
     by_op: dict[str, dict[tuple[tuple[str, Size], ...], Group]] = {}
-    for asked in cases:
-        by_op.setdefault(asked.op, {}).setdefault(asked.shape, []).append(asked)
+    for case in cases:
+        by_op.setdefault(case.op, {}).setdefault(case.shape, []).append(case)
     placed: list[tuple[float, Group]] = []
     for groups in by_op.values():
         mine = list(groups.values())
@@ -98,17 +98,17 @@ def time_issue(cases: Sequence[Case], place: Place, budget: Budget) -> dict[Case
     Calls through the autograd engine are left out: what starts the engine would count as theirs.
     """
     found: dict[Case, float] = {}
-    for asked in _sample(cases):
+    for case in _sample(cases):
         if time.monotonic() > budget.ends:
             return found
-        if not budget.has_room(asked) or floor(asked, budget.rates) > _QUICK:
+        if not budget.has_room(case) or floor(case, budget.rates) > _QUICK:
             continue
         try:
-            call = build(asked, place)
+            call = build(case, place)
             if not call.uses_engine:
                 call.run()
                 synchronize(place)
-                found[asked] = issue_seconds(call.run, place)
+                found[case] = issue_seconds(call.run, place)
         except UNSUPPORTED:
             synchronize(place)  # the sweep will say why
     release(place)
@@ -119,11 +119,11 @@ def _sample(cases: Sequence[Case]) -> list[Case]:
     """The first few cases of every operator, direction, format and layout, operators mixed."""
     seen: dict[tuple[str, str, str, str], int] = {}
     chosen = []
-    for asked in cases:
-        kind = asked.op, asked.direction, asked.dtype, asked.layout
+    for case in cases:
+        kind = case.op, case.direction, case.dtype, case.layout
         seen[kind] = seen.get(kind, 0) + 1
         if seen[kind] <= _ISSUED:
-            chosen.append(asked)
+            chosen.append(case)
     return chosen
 
 
@@ -133,8 +133,8 @@ def sweep(cases: Iterable[Case], place: Place, budget: Budget, report: Report) -
     gc.freeze()
     while time.monotonic() < budget.ends:
         chunk, refused, more = _chunk(waiting, place, budget)
-        for asked, why in refused:
-            report(asked, why)
+        for case, why in refused:
+            report(case, why)
         for ready, found in zip(chunk, clock.measure(chunk), strict=True):
             report(ready.case, found)
         del chunk
@@ -150,16 +150,16 @@ def _chunk(
     ready: list[Ready] = []
     refused: list[tuple[Case, str]] = []
     started, used = time.monotonic(), 0.0
-    for asked in cases:
-        if not budget.has_room(asked):
-            refused.append((asked, "too large for this device or the time"))
+    for case in cases:
+        if not budget.has_room(case):
+            refused.append((case, "too large for this device or the time"))
             continue
         try:
-            ready.append(warm(asked, build(asked, place), place, budget.longest))
+            ready.append(warm(case, build(case, place), place, budget.longest))
         except UNSUPPORTED as why:
             synchronize(place)  # a device that lost its context raises again here, and ends the run
-            refused.append((asked, _first_line(why)))
-        used += held(asked)
+            refused.append((case, _first_line(why)))
+        used += held(case)
         now = time.monotonic()
         is_full = len(ready) >= _CHUNK or used > budget.memory or now - started > _CHUNK_SECONDS
         if is_full or now > budget.ends:

@@ -51,7 +51,7 @@ def command(**options: Any) -> None:
     from foretell_lab.emulation import fit, table
     from foretell_lab.emulation.predicted import Known
 
-    _check_abroad(options)
+    _check_ray(options)
     done = {} if options["no_run"] else _run(options["output"], options)
     for folder in map(Path, done.get("folders", [options["output"]])):
         known, rows = Known.read(folder), table.rows(folder)
@@ -66,7 +66,7 @@ def command(**options: Any) -> None:
         say(f"written: {folder}")
 
 
-def _check_abroad(options: dict[str, Any]) -> None:
+def _check_ray(options: dict[str, Any]) -> None:
     from foretell.errors import InputError
 
     if options["on_ray"] and options["notes"]:
@@ -74,34 +74,34 @@ def _check_abroad(options: dict[str, Any]) -> None:
 
 
 def _run(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    from foretell_lab.emulation.matrix import Asked
+    from foretell_lab.emulation.matrix import MatrixRequest
 
-    asked = Asked(
+    request = MatrixRequest(
         tuple(_configs(options)), options["rounds"], options["steps"], options["warmup"],
         60.0 * options["minutes"], options["notes"], options["pin"],
     )  # fmt: skip
     with terminated_as_stopped(), working("lab") as tell:
-        done = (_run_abroad if options["on_ray"] else _run_here)(folder, asked, tell, options)
+        done = (_run_on_ray if options["on_ray"] else _run_here)(folder, request, tell, options)
     if done["fallback"]:
         say(f"{done['fallback']}: every network is loopback")
     return done
 
 
-def _run_here(folder: Path, asked: Any, tell: Any, _: dict[str, Any]) -> dict[str, Any]:
+def _run_here(folder: Path, request: Any, tell: Any, _: dict[str, Any]) -> dict[str, Any]:
     from dataclasses import replace
 
     from foretell_lab.emulation.matrix import permitted, run
 
-    configs, why = permitted(asked.configs)
-    return {**run(folder, replace(asked, configs=configs), tell), "fallback": why}
+    configs, why = permitted(request.configs)
+    return {**run(folder, replace(request, configs=configs), tell), "fallback": why}
 
 
-def _run_abroad(folder: Path, asked: Any, tell: Any, options: dict[str, Any]) -> dict[str, Any]:
+def _run_on_ray(folder: Path, request: Any, tell: Any, options: dict[str, Any]) -> dict[str, Any]:
     from foretell.pool import opened
     from foretell_lab.emulation.remote import run_on
 
     with opened(on_ray=options["on_ray"]) as pool:
-        return run_on(pool, folder, asked, tell)
+        return run_on(pool, folder, request, tell)
 
 
 def _configs(options: dict[str, Any]) -> list[Any]:

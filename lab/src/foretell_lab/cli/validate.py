@@ -17,7 +17,7 @@ from foretell.report.words import fitted
 PARTS = {"kernels": 9.0, "collectives": 0.0, "whatifs": 28.0, "scaling": 10.0, "memory": 3.0,
          "capture": 90.0, "oracle": 53.0, "agreement": 40.0, "fused": 17.0, "lab": 5.0,
          "unseen": 30.0, "intervals": 60.0, "refit": 120.0, "pages": 60.0}  # fmt: skip
-ASKED = {"refit", "pages", "intervals"}  # parts that run only where they are named
+ONLY_NAMED = {"refit", "pages", "intervals"}  # parts that run only where they are named
 SHIPPED = {"lab", "agreement"}  # parts whose measurements are in the package, or need none
 CAPTURED = {"capture", "agreement"}  # parts that run PyTorch programs
 
@@ -51,11 +51,11 @@ def command(truth: Path | None, parts: tuple[str, ...], leave_out: str, as_json:
     """Compare predictions with measurements and print the errors; all parts unless named."""
     from foretell_lab.validate import truth_folder
 
-    asked = parts or (("refit",) if leave_out else _possible())
-    folder = None if set(asked) <= SHIPPED else truth_folder(truth)
-    for k, part in enumerate(asked, 1):
+    wanted = parts or (("refit",) if leave_out else _possible())
+    folder = None if set(wanted) <= SHIPPED else truth_folder(truth)
+    for k, part in enumerate(wanted, 1):
         module = import_module(f"foretell_lab.validate.{part}")
-        with working(f"validating {part} ({k} of {len(asked)})", about=PARTS[part]):
+        with working(f"validating {part} ({k} of {len(wanted)})", about=PARTS[part]):
             more = {"leave_out": leave_out} if part == "refit" else {}
             found = {"part": part, **module.report(folder, **more)}
         answer(found, as_json, lambda a: fitted(a["text"]))
@@ -63,7 +63,7 @@ def command(truth: Path | None, parts: tuple[str, ...], leave_out: str, as_json:
 
 def _possible() -> tuple[str, ...]:
     """All parts; without PyTorch those that need none, and a word on the others."""
-    every = tuple(part for part in PARTS if part not in ASKED)
+    every = tuple(part for part in PARTS if part not in ONLY_NAMED)
     if find_spec("torch"):
         return every
     click.echo(f"left out, for want of PyTorch: {', '.join(sorted(CAPTURED))}", err=True)

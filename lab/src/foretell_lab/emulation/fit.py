@@ -141,9 +141,9 @@ def _own(known: Known, mine: list[Case], knobs: Knobs, name: str) -> Knobs:
     return turned(min(grid, key=lambda factor: loss(known, mine, turned(factor))))
 
 
-def save(path: Path, knobs: Knobs, told: dict[str, Any]) -> None:
+def save(path: Path, knobs: Knobs, accuracy: dict[str, Any]) -> None:
     """Write knobs, and what is known of how good they are."""
-    table.write(path, {"knobs": asdict(knobs), **told})
+    table.write(path, {"knobs": asdict(knobs), **accuracy})
 
 
 def load(path: Path) -> Knobs:

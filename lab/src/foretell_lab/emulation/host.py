@@ -54,12 +54,12 @@ def host(machine: dict[str, Any], config: Config, slow: float, probe: float, wok
     )  # fmt: skip
 
 
-def stall(told: dict[str, Any], ranks: int) -> float:
+def stall(facts: dict[str, Any], ranks: int) -> float:
     """Seconds that a message which meets another takes longer; none with processors enough."""
-    each = told.get("each") or told["cores"] / ranks
+    each = facts.get("each") or facts["cores"] / ranks
     if ranks == 1 or each >= THREADS:
         return 0.0
-    return STALL * 0.75e-3 * (1 + log2(min(told["cores"], 8))) * log2(ranks)
+    return STALL * 0.75e-3 * (1 + log2(min(facts["cores"], 8))) * log2(ranks)
 
 
 def _launch(machine: dict[str, Any], config: Config) -> float:

@@ -38,7 +38,7 @@ WORKER = "foretell_lab.emulation.rank"
 
 
 @dataclass(frozen=True)
-class Asked:
+class MatrixRequest:
     """What a laboratory is to do."""
 
     configs: tuple[Config, ...]
@@ -64,20 +64,20 @@ def setups(configs: Sequence[Config]) -> set[Setup]:
     return {(c.ranks, c.network) for c in configs}
 
 
-def run(folder: Path, asked: Asked, tell: OnProgress = lambda *_: None) -> dict[str, Any]:
+def run(folder: Path, request: MatrixRequest, tell: OnProgress = lambda *_: None) -> dict[str, Any]:
     """Run what is missing of a matrix, within its time; what was and was not done."""
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     with ExitStack() as stack:
-        lab = Pools(folder, stack, pin=asked.pin, worker=WORKER)
-        profiles = profile_all(lab, asked.configs, tell)
-        configs = [c for c in asked.configs if plans.applies(c.plan, profiles[c.model], c.ranks)]
+        lab = Pools(folder, stack, pin=request.pin, worker=WORKER)
+        profiles = profile_all(lab, request.configs, tell)
+        configs = [c for c in request.configs if plans.applies(c.plan, profiles[c.model], c.ranks)]
         measure_machine(lab, setups(configs), tell)
         before = max((row.at_s for row in table.rows(folder)), default=0.0)
         done = failed = left = 0
-        missing = list(_missing(folder, configs, asked.rounds))
+        missing = list(_missing(folder, configs, request.rounds))
         for k, (number, config) in enumerate(missing):
-            spent = (time.monotonic() - begun) / asked.seconds
+            spent = (time.monotonic() - begun) / request.seconds
             if spent > 1:
                 left += 1
                 continue
@@ -86,7 +86,7 @@ def run(folder: Path, asked: Asked, tell: OnProgress = lambda *_: None) -> dict[
                 profiles = look_again(lab, configs, number + 1, tell)
             try:
                 at = before + time.monotonic() - begun
-                _once(lab, config, profiles[config.model], asked, number, at)
+                _once(lab, config, profiles[config.model], request, number, at)
                 done += 1
             except InputError as error:
                 failed += 1
@@ -143,11 +143,16 @@ def _missing(folder: Path, configs: Sequence[Config], rounds: int) -> Iterator[t
 
 
 def _once(
-    lab: Pools, config: Config, profile: dict[str, Any], asked: Asked, number: int, at: float
+    lab: Pools,
+    config: Config,
+    profile: dict[str, Any],
+    request: MatrixRequest,
+    number: int,
+    at: float,
 ) -> None:
     made = plans.plan(config.plan, profile, config.ranks)
-    job = {"do": "run", "model": config.model, "plan": str(made), "steps": asked.steps}
-    job |= {"warmup": asked.warmup, "notes": asked.notes}
+    job = {"do": "run", "model": config.model, "plan": str(made), "steps": request.steps}
+    job |= {"warmup": request.warmup, "notes": request.notes}
     pool = lab.pool(config.ranks, network(config.network))
     answers = pool.ask(job, [{"threads": t} for t in config.thread_counts()])
     after = pool.ask({"do": "burn"})
@@ -164,7 +169,7 @@ def _once(
             median(steps), min(steps), max(steps), len(each), cpu, stretch, at, main, probe,
         ),
     )  # fmt: skip
-    if asked.notes:
+    if request.notes:
         _note(lab.folder, config, number, answers)
 
 

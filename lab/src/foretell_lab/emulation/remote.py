@@ -17,18 +17,18 @@ from typing import Any
 
 from foretell.pool import Pool
 from foretell_lab.emulation import table
-from foretell_lab.emulation.matrix import Asked, permitted, run
+from foretell_lab.emulation.matrix import MatrixRequest, permitted, run
 
 OnProgress = Callable[..., None]
 
 
 def run_on(
-    pool: Pool, folder: Path, asked: Asked, tell: OnProgress = lambda *_: None
+    pool: Pool, folder: Path, request: MatrixRequest, tell: OnProgress = lambda *_: None
 ) -> dict[str, Any]:
     """Run a matrix on a pool's machines; what was and was not done, and the folders it is in."""
     folder.mkdir(parents=True, exist_ok=True)
-    models = dict.fromkeys(c.model for c in asked.configs)
-    parts = [(key_of(folder), _of(asked, name)) for name in models]
+    models = dict.fromkeys(c.model for c in request.configs)
+    parts = [(key_of(folder), _of(request, name)) for name in models]
     found = pool.map(part, parts, lambda n, all_: tell(f"{n} of {all_} models", n / all_),
                      by_machine=True)  # fmt: skip
     hosts = dict.fromkeys(one["host"] for one in found)
@@ -45,8 +45,8 @@ def key_of(folder: Path) -> str:
     return blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()
 
 
-def _of(asked: Asked, model: str) -> Asked:
-    return replace(asked, configs=tuple(c for c in asked.configs if c.model == model))
+def _of(request: MatrixRequest, model: str) -> MatrixRequest:
+    return replace(request, configs=tuple(c for c in request.configs if c.model == model))
 
 
 def here(key: str) -> Path:
@@ -54,12 +54,12 @@ def here(key: str) -> Path:
     return Path(tempfile.gettempdir()) / f"foretell-lab-{key}"
 
 
-def part(item: tuple[str, Asked]) -> dict[str, Any]:
+def part(item: tuple[str, MatrixRequest]) -> dict[str, Any]:
     """One model's part of the matrix, on this machine; what is there already is not run again."""
-    key, asked = item
+    key, request = item
     place = here(key)
-    configs, why = permitted(asked.configs)
-    done = run(place, replace(asked, configs=configs))
+    configs, why = permitted(request.configs)
+    done = run(place, replace(request, configs=configs))
     mine = set(configs)
     return {
         "host": socket.gethostname(),

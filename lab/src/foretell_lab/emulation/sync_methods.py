@@ -19,8 +19,8 @@ def same(plan: Plan, bytes: dict[str, int]) -> str:
     layout = layout_of(plan, bytes, ways)
     messages = [sorted(bucket) for bucket in layout.buckets]
     is_late = plan.overlap is False and len(messages) > 1  # the only one leaves at the end anyhow
-    told = (sorted(ways.items()), messages, is_late, plan.shares, plan.micro_batch)
-    return f"{crc32(repr(told).encode()):08x}"
+    parts = (sorted(ways.items()), messages, is_late, plan.shares, plan.micro_batch)
+    return f"{crc32(repr(parts).encode()):08x}"
 
 
 def ways_of(plan: Plan, bytes: dict[str, int]) -> dict[str, str]:

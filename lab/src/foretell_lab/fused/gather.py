@@ -113,10 +113,10 @@ def _samples(region: Region, row: dict[str, Any], whole: bool) -> Iterator[Sampl
 def _region(region: Region, row: dict[str, Any]) -> Iterator[Sample]:
     """The whole region; none where a view of it needs a copy, which eager mode refuses."""
     alone = row.get("alone") or [math.nan] * len(region.ops)
-    told = row["s"], row["spread"], row["kernels"]
+    timing = row["s"], row["spread"], row["kernels"]
     with suppress(RuntimeError):
         nodes, edges = described(region, alone)
-        yield Sample(nodes, edges, *told, region.family, region.key, False)
+        yield Sample(nodes, edges, *timing, region.family, region.key, False)
 
 
 def _kernels(region: Region, row: dict[str, Any]) -> Iterator[Sample]:
@@ -132,8 +132,8 @@ def _kernels(region: Region, row: dict[str, Any]) -> Iterator[Sample]:
     first = bool(region.entries) and "float" in region.entries[0].dtype
     found = parts(row["notes"], [s for _, s in ran], "arg0_1" if first else "", _own(region, row))
     for i, part in enumerate(found):
-        told = part.seconds, row["spread"], 1, region.family, f"{region.key}/{i}"
-        yield Sample(part.nodes, part.edges, *told, True)
+        timing = part.seconds, row["spread"], 1, region.family, f"{region.key}/{i}"
+        yield Sample(part.nodes, part.edges, *timing, True)
 
 
 def _differs(ran: tuple[str, float], note: dict[str, Any]) -> bool:
@@ -188,9 +188,9 @@ def joined(one: Measured, other: Measured) -> Measured:
     )
 
 
-def save(told: Measured, out: Path) -> None:
+def save(data: Measured, out: Path) -> None:
     """One compressed file of arrays: `.xz` takes half the room of `.npz`."""
-    made = told.regions
+    made = data.regions
     arrays: dict[str, Any] = {name: getattr(made, name) for name in NODE}
     arrays |= {name: arrays[name].astype(np.int64) for name in _WIDE}
     arrays["seconds"] = made.seconds.astype(np.float32)
@@ -204,11 +204,11 @@ def save(told: Measured, out: Path) -> None:
         "first": made.first.astype(np.int32),
         "edges": np.diff(np.searchsorted(made.target, made.first)).astype(np.uint16),
         "written": made.is_written,
-        "measured": told.seconds.astype(np.float32),
-        "spread": told.spread.astype(np.float32),
-        "kernels": told.kernels.astype(np.uint8),
-        "family": told.family,
-        "again": told.again.astype(np.int32),
+        "measured": data.seconds.astype(np.float32),
+        "spread": data.spread.astype(np.float32),
+        "kernels": data.kernels.astype(np.uint8),
+        "family": data.family,
+        "again": data.again.astype(np.int32),
         "words": np.array(WORDS),
     }
     if out.suffix == ".xz":

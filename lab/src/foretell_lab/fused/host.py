@@ -93,12 +93,12 @@ def _compile(job: HostJob, blocks: Any) -> None:
     """One process: blocks of regions compiled, the next one while the last is being built."""
     host_build.settle()
     lines, settled = read_regions(job.path), {row["at"] for row in merged(read_rows(job.out))}
-    asked = [(-1, TINY), *((i, loads(x)) for i, x in enumerate(lines) if i not in settled)]
+    jobs = [(-1, TINY), *((i, loads(x)) for i, x in enumerate(lines) if i not in settled)]
     gc.disable()  # a third of the time of tracing; what is left over is swept once a block
     with ThreadPoolExecutor(1) as builder:
         waiting: list[tuple[Block, Any]] = []
-        for at in range(0, len(asked), _BLOCK):
-            block = host_build.wrapped(asked[at : at + _BLOCK])
+        for at in range(0, len(jobs), _BLOCK):
+            block = host_build.wrapped(jobs[at : at + _BLOCK])
             waiting.append((block, host_build.build(block, builder.submit)))
             if len(waiting) > 1:
                 _hand_over(*waiting.pop(0), blocks)
@@ -265,13 +265,17 @@ def merged(rows: Sequence[dict[str, Any]], *, confirmed: bool = True) -> list[di
     for at, mine in by_region.items():
         apart = agreed([row["s"] for row in mine])
         if apart is not None or not confirmed:
-            told = {"at": at, "s": min(row["s"] for row in mine), "spread": round(apart or 0.0, 4)}
-            told |= {"kernels": mine[0]["loops"], "alone": _least_of(mine)}
-            found.append(told | {"notes": []})  # a CPU's nests are not taken apart
+            merged_row = {
+                "at": at,
+                "s": min(row["s"] for row in mine),
+                "spread": round(apart or 0.0, 4),
+            }
+            merged_row |= {"kernels": mine[0]["loops"], "alone": _least_of(mine)}
+            found.append(merged_row | {"notes": []})  # a CPU's nests are not taken apart
     return found
 
 
 def _least_of(rows: Sequence[dict[str, Any]]) -> list[float] | None:
     """Each op's own time: the least of the rounds."""
-    told = [row["alone"] for row in rows if row.get("alone")]
-    return [min(s) for s in zip(*told, strict=True)] if told else None
+    times = [row["alone"] for row in rows if row.get("alone")]
+    return [min(s) for s in zip(*times, strict=True)] if times else None

@@ -65,13 +65,13 @@ def _readings(device: Device, measured: Measured, found: Lowered) -> Any:
     read, seconds = measured.seconds[written], np.full(len(of), np.nan)
     for r, row in enumerate(regions.tolist()):
         all_ = np.arange(begins[r], begins[r + 1])
-        told, known = all_[~library[all_]], found.known[all_[library[all_]]]
+        priced, known = all_[~library[all_]], found.known[all_[library[all_]]]
         true = np.arange(wrote[r], wrote[r + 1])
-        if len(told) == len(true) and len(true):
-            a, b = _paired(mine[told], theirs[true])
-            seconds[told[a]] = read[true[b]]
-        elif len(told) == 1 and not len(true) and _alone(measured, row, known):
-            seconds[told] = measured.seconds[row] - known.sum()
+        if len(priced) == len(true) and len(true):
+            a, b = _paired(mine[priced], theirs[true])
+            seconds[priced[a]] = read[true[b]]
+        elif len(priced) == 1 and not len(true) and _alone(measured, row, known):
+            seconds[priced] = measured.seconds[row] - known.sum()
     return seconds
 
 

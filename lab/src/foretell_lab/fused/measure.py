@@ -102,8 +102,8 @@ def work(job: Job, turn: Any, writing: Any, next_block: Any) -> None:
         with my_turn(turn):
             if clock is None:
                 clock = clock_for_gpu()
-            rows, asked = timed(ready, clock, job, known)
-        _fill(rows, asked, clock, known)
+            rows, untimed = timed(ready, clock, job, known)
+        _fill(rows, untimed, clock, known)
         with my_turn(writing), open(job.out, "a") as out:
             out.writelines(json.dumps(row) + "\n" for row in rows)
         del ready
@@ -168,7 +168,7 @@ def timed(
 ) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], str]]]:  # fmt: skip
     """Run a block: a row each, and whose time each reading is; ops met before are not run again."""
     rows: list[dict[str, Any]] = []
-    asked: list[tuple[dict[str, Any], str]] = []  # the row, and the op whose time it is
+    untimed: list[tuple[dict[str, Any], str]] = []  # the row, and the op whose time it is
     _choose(ready, job)
     with clock:
         for at, made in ready.items():
@@ -179,11 +179,11 @@ def timed(
                 continue
             row["notes"] = made.notes
             try:
-                _record(made.region, made.run, clock, job, row, asked, known)
+                _record(made.region, made.run, clock, job, row, untimed, known)
             except RuntimeError as why:
                 row["why"] = _first_line(why)
                 _check_alive(job.device)
-    return rows, asked
+    return rows, untimed
 
 
 def _choose(ready: dict[int, Ready], job: Job) -> None:
@@ -196,7 +196,7 @@ def _choose(ready: dict[int, Ready], job: Job) -> None:
 
 def _record(
     region: Region, run: Callable[[list[Tensor]], Any], clock: DeviceClock, job: Job,
-    row: dict[str, Any], asked: list[tuple[dict[str, Any], str]], known: dict[str, float],
+    row: dict[str, Any], untimed: list[tuple[dict[str, Any], str]], known: dict[str, float],
 ) -> None:  # fmt: skip
     entries = [real_entry(e, job.device) for e in region.entries]
     first = entries[0] if entries else None
@@ -204,10 +204,10 @@ def _record(
     moved = float(sum(t.numel() * t.element_size() for t in entries))
     with torch.no_grad():
         clock.record(lambda: run(list(entries)), fresh, moved)
-        asked.append((row, ""))
+        untimed.append((row, ""))
         if job.alone:
             try:
-                row["alone"] = _record_alone(region, entries, clock, job, row, asked, known)
+                row["alone"] = _record_alone(region, entries, clock, job, row, untimed, known)
             except (RuntimeError, NotImplementedError) as why:  # an op eager mode cannot run here
                 row["alone_why"] = _first_line(why)
                 _check_alive(job.device)
@@ -215,7 +215,7 @@ def _record(
 
 def _record_alone(
     region: Region, entries: list[Tensor], clock: DeviceClock, job: Job,
-    row: dict[str, Any], asked: list[tuple[dict[str, Any], str]], known: dict[str, float],
+    row: dict[str, Any], untimed: list[tuple[dict[str, Any], str]], known: dict[str, float],
 ) -> list[str]:  # fmt: skip
     """Run each op alone; the names under which their times will be known."""
     values: list[Any] = list(entries)
@@ -234,7 +234,7 @@ def _record_alone(
             fresh = next((t for t in reads if t.is_floating_point() and owns(t)), None)
             moved = float(sum(t.numel() * t.element_size() for t in reads))
             clock.record(partial(function, *args, **kwargs), fresh, moved, _ALONE)
-            asked.append((row, name))
+            untimed.append((row, name))
     return names
 
 
@@ -268,14 +268,14 @@ def name_of(op: str, args: Any, kwargs: Any, values: list[Any]) -> str:
 
 
 def _fill(
-    rows: list[dict[str, Any]], asked: list[tuple[dict[str, Any], str]],
+    rows: list[dict[str, Any]], untimed: list[tuple[dict[str, Any], str]],
     clock: DeviceClock, known: dict[str, float],
 ) -> None:  # fmt: skip
     readings = clock.read()
     if not readings:
         for row in rows:
             row.setdefault("why", "the profiler lost kernels")
-    for (row, name), reading in zip(asked, readings, strict=False):
+    for (row, name), reading in zip(untimed, readings, strict=False):
         if name:
             known[name] = reading.seconds
         else:

@@ -24,11 +24,11 @@ class Hear(MessagePassing):  # type: ignore[misc]
         super().__init__(aggr=MultiAggregation(["mean", "max"]), flow=flow)
         self.send = nn.Linear(width, sent, bias=False)
 
-    def forward(self, h: Tensor, edges: Tensor, told: Tensor) -> Tensor:
-        return self.propagate(edges, x=self.send(h), told=told, size=(len(h), len(h)))
+    def forward(self, h: Tensor, edges: Tensor, edge_term: Tensor) -> Tensor:
+        return self.propagate(edges, x=self.send(h), edge_term=edge_term, size=(len(h), len(h)))
 
-    def message(self, x_j: Tensor, told: Tensor) -> Tensor:
-        return torch.relu(x_j + told)
+    def message(self, x_j: Tensor, edge_term: Tensor) -> Tensor:
+        return torch.relu(x_j + edge_term)
 
 
 class Network(nn.Module):  # type: ignore[misc]
@@ -65,11 +65,17 @@ class Network(nn.Module):  # type: ignore[misc]
         return ((values - mean) / std).clamp(-6.0, 6.0)
 
     def forward(
-        self, op: Tensor, node: Tensor, edges: Tensor, told: Tensor, whole: Tensor, batch: Tensor
+        self,
+        op: Tensor,
+        node: Tensor,
+        edges: Tensor,
+        edge_term: Tensor,
+        whole: Tensor,
+        batch: Tensor,
     ) -> Tensor:
         h = torch.relu(self.enter(torch.cat([self.op[op], self._scaled("node", node)], 1)))
         for edge, down, up, join in zip(self.edge, self.down, self.up, self.join, strict=True):
-            e = edge(told)
+            e = edge(edge_term)
             h = h + torch.relu(join(torch.cat([h, down(h, edges, e), up(h, edges, e)], 1)))
         count = len(whole)
         total = scatter(h, batch, 0, count, "sum")

@@ -26,8 +26,8 @@ _MAGIC = b"\xfd7zXZ\x00"  # how a file of xz begins
 def packed(arrays: Mapping[str, Array]) -> bytes:
     """The arrays of a data set as the bytes of a file."""
     count = len(arrays["op"])
-    told = (*_NODE, *_LONG, *_EDGE, "first")
-    found: dict[str, Any] = {n: a for n, a in arrays.items() if n not in told}
+    packed_names = (*_NODE, *_LONG, *_EDGE, "first")
+    found: dict[str, Any] = {n: a for n, a in arrays.items() if n not in packed_names}
     found["first"] = _small(np.diff(arrays["first"]))
     for name in _LONG:
         found |= _coded(name, arrays[name])
@@ -88,12 +88,12 @@ def _reads(arrays: Mapping[str, Array], count: int) -> dict[str, Array]:
     target = arrays["target"] + at
     order = np.argsort(target, kind="stable")
     back = arrays["target"].astype(np.int64) - arrays["source"]
-    told = (back * _PATTERNS + arrays["pattern"])[order].astype(np.int32).tobytes()
+    reads = (back * _PATTERNS + arrays["pattern"])[order].astype(np.int32).tobytes()
     ends = 4 * np.cumsum(np.bincount(target, minlength=count))
     known: dict[bytes, int] = {}
     begins = [0, *ends[:-1].tolist()]
     mine = [
-        known.setdefault(told[a:b], len(known))
+        known.setdefault(reads[a:b], len(known))
         for a, b in zip(begins, ends.tolist(), strict=True)
     ]  # fmt: skip
     return {
@@ -110,7 +110,7 @@ def _edges(found: dict[str, Array]) -> dict[str, Array]:
     counts = many[mine]
     before = np.cumsum(counts) - counts
     node = np.repeat(np.arange(len(mine)), counts)
-    told = found.pop("reads.told").astype(np.int64)[
+    reads = found.pop("reads.told").astype(np.int64)[
         np.repeat(begins[mine] - before, counts) + np.arange(len(node))
     ]
     first = found["first"]
@@ -118,8 +118,8 @@ def _edges(found: dict[str, Array]) -> dict[str, Array]:
     edges = np.diff(total[first])
     target = node - np.repeat(first[:-1], edges)
     return {
-        "source": target - told // _PATTERNS,
+        "source": target - reads // _PATTERNS,
         "target": target,
-        "pattern": told % _PATTERNS,
+        "pattern": reads % _PATTERNS,
         "edges": edges,
     }

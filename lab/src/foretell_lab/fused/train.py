@@ -235,10 +235,10 @@ def member(
     rows = np.flatnonzero(~measured.held_out)
     out = folds(measured, rows, how)[number]
     net = train(t, np.setdiff1d(rows, out), number, seconds, start, how)
-    told = {hidden: np.stack(said(net, t, out, hidden)) for hidden in (0, 1)}
+    predictions = {hidden: np.stack(said(net, t, out, hidden)) for hidden in (0, 1)}
     if how.whole:
         net = train(t, rows, number, seconds, net.exported(), replace(how, steps=how.whole))
-    return {f"{number}/{name}": value for name, value in net.exported().items()}, told
+    return {f"{number}/{name}": value for name, value in net.exported().items()}, predictions
 
 
 def together(
@@ -246,7 +246,9 @@ def together(
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """The arrays of all networks, their spreads scaled to what they err on families not seen."""
     arrays = {name: value for weights, _ in made for name, value in weights.items()}
-    both = [np.concatenate([told[hidden] for _, told in made], 1) for hidden in (0, 1)]
+    both = [
+        np.concatenate([predictions[hidden] for _, predictions in made], 1) for hidden in (0, 1)
+    ]
     share = shrunk(both[0]) if how.shrinks else 1.0
     _scale(arrays, share)
     note(f"a share of {share:.2f} of each: {_errors(both[0], share)}; none: {_errors(both[0], 0)}")
@@ -258,15 +260,15 @@ def together(
     return arrays, {"scale_known": float(scales[0]), "scale_blind": float(scales[1])}
 
 
-def _errors(told: Any, share: float = 1.0) -> str:
-    middle, _, target = told
+def _errors(predictions: Any, share: float = 1.0) -> str:
+    middle, _, target = predictions
     error = np.abs(np.exp(share * middle - target) - 1)
     return f"{np.median(error):.1%}, {np.mean(error <= 0.14):.1%} near"
 
 
-def shrunk(told: Any) -> float:
+def shrunk(predictions: Any) -> float:
     """The share of the corrections that leaves the least error on families not seen."""
-    middle, _, target = told
+    middle, _, target = predictions
     shares = np.linspace(0.0, 1.0, 21)
     return float(shares[np.argmin([np.abs(target - s * middle).mean() for s in shares])])
 

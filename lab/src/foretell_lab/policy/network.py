@@ -33,10 +33,12 @@ class Hear(MessagePassing):  # type: ignore[misc]
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         nodes = x[1] if isinstance(x, tuple) else x
         size = (len(nodes), len(nodes))
-        return self.propagate(edge_index, x=self.left(nodes), told=self.edge(edge_attr), size=size)
+        return self.propagate(
+            edge_index, x=self.left(nodes), edge_term=self.edge(edge_attr), size=size
+        )
 
-    def message(self, x_j: Tensor, told: Tensor) -> Tensor:
-        return torch.relu(x_j + told)
+    def message(self, x_j: Tensor, edge_term: Tensor) -> Tensor:
+        return torch.relu(x_j + edge_term)
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Batch:
 
     nodes: dict[str, Tensor]
     edges: dict[tuple[str, str, str], Tensor]
-    told: dict[tuple[str, str, str], Tensor]
+    edge_term: dict[tuple[str, str, str], Tensor]
     way_on: Tensor  # [k, ·] of all questions
     changed: tuple[Tensor, Tensor, Tensor]  # way on, group, weight
     to: tuple[Tensor, Tensor, Tensor]
@@ -71,7 +73,7 @@ class Network(nn.Module):  # type: ignore[misc]
             "cell": torch.tanh(self.cell(batch.nodes["cell"])),
         }
         for layer in self.layers:
-            heard = layer(x, batch.edges, edge_attr_dict=batch.told)
+            heard = layer(x, batch.edges, edge_attr_dict=batch.edge_term)
             x = {name: x[name] + torch.relu(heard[name]) for name in x}
         count = len(batch.way_on)
         parts = [
@@ -141,12 +143,12 @@ def batch(seen: Sequence[Any]) -> Batch:
             edges[kind].append(ends)
     chain = _joined([one.next for one in seen])
     place = [one.place.reshape(-1, one.place.shape[2]) for one in seen]
-    told = {BEFORE: chain, BEHIND: chain, SERVE: _joined(place), PLACE: _joined(place)}
-    told[LINK] = _joined([one.link.reshape(-1, one.link.shape[2]) for one in seen])
+    edge_term = {BEFORE: chain, BEHIND: chain, SERVE: _joined(place), PLACE: _joined(place)}
+    edge_term[LINK] = _joined([one.link.reshape(-1, one.link.shape[2]) for one in seen])
     return Batch(
         {name: _joined([getattr(one, name) for one in seen]) for name in ("group", "cell")},
         {kind: torch.tensor(np.concatenate(ends, axis=1)) for kind, ends in edges.items()},
-        told,
+        edge_term,
         _joined([one.way_on for one in seen]),
         _pairs([one.changed for one in seen], ways, groups),
         _pairs([one.to for one in seen], ways, cells),

@@ -75,8 +75,8 @@ class Row:
         """The same with the host's speed from the anchor."""
         return self._off(self.calibrated)
 
-    def _off(self, told: float) -> float:
-        return told / min(max(told, self.low), self.high) - 1
+    def _off(self, predicted: float) -> float:
+        return predicted / min(max(predicted, self.low), self.high) - 1
 
     @property
     def peak_error(self) -> float:

@@ -315,9 +315,9 @@ def report() -> dict[str, Any]:
         f"predicted {r.predicted:10.4g} s  accuracy {r.accuracy:6.1%}"
         for r in found
     ]
-    told = "  ".join(f"{k} {v:.1%}" for k, v in by.items())
+    listed = "  ".join(f"{k} {v:.1%}" for k, v in by.items())
     lines += [
-        f"accuracy (1 − |p − m|/m): {told}; all rows {values['rows']:.1%}; data with the two "
+        f"accuracy (1 − |p − m|/m): {listed}; all rows {values['rows']:.1%}; data with the two "
         f"8-device runs it was fitted to {values['data_with_fitted']:.1%}",
         "the paper's oracle on the epochs: " + "  ".join(f"{k} {v:.1%}" for k, v in others.items()),
         f"strategies in the measured order in {values['ranked']:.0%} of {len(orders)} rows",

@@ -145,8 +145,8 @@ def exactness(m: Measured, price: Price) -> Exactness:
     """Kernels as lowered (→ `cost.fused_kernels`) beside those that ran, a library's among them."""
     rows = np.flatnonzero(~m.regions.is_written)
     made = fused.kernels_of(devices()["h200"], m.regions.take(rows))
-    told = np.bincount(made.of, minlength=len(rows)) if made else np.zeros(len(rows))
-    right, out = told == m.kernels[rows], m.held_out[rows]
+    counts = np.bincount(made.of, minlength=len(rows)) if made else np.zeros(len(rows))
+    right, out = counts == m.kernels[rows], m.held_out[rows]
     near = np.abs(price.seconds / m.seconds - 1)[rows] <= NEAR
     shares = (right[~out], right[out], near[out & right], near[out & ~right])
     return Exactness(*(float(np.mean(share)) for share in shares))

@@ -48,10 +48,10 @@ class Step:
 
 def steps(*, learned: bool = True) -> list[Step]:
     """Every measured step of the package, priced."""
-    told = files("foretell_lab.fused").joinpath("tables", "fused_steps.json")
-    if not told.is_file():
+    text = files("foretell_lab.fused").joinpath("tables", "fused_steps.json")
+    if not text.is_file():
         return []
-    rows = json.loads(told.read_text("utf-8"))
+    rows = json.loads(text.read_text("utf-8"))
     kernels = fused_data.shipped("steps")
     seconds = fused_price(kernels.regions, devices()["h200"], learned=learned).seconds
     found = []
@@ -100,7 +100,7 @@ def lines(found: Sequence[Step]) -> Iterator[str]:
         mean = float(np.mean([s.error for s in found]))
         own = [abs(s.compiled - 1) for s in found if not isnan(s.compiled)]
         if own:
-            told = f"mean {np.mean(own):.1%} off, worst {max(own):.1%}"
-            yield f"the compiler's kernels alone, {len(own)} steps: {told}"
-        told = f"mean {mean:.1%} off, {right} of {total} pairs in order"
-        yield f"{len(found)} steps of {models} models: {told}"
+            text = f"mean {np.mean(own):.1%} off, worst {max(own):.1%}"
+            yield f"the compiler's kernels alone, {len(own)} steps: {text}"
+        text = f"mean {mean:.1%} off, {right} of {total} pairs in order"
+        yield f"{len(found)} steps of {models} models: {text}"

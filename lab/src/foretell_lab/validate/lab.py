@@ -183,9 +183,9 @@ def _lines(figures: dict[str, Any], labs: Sequence[Runs], chosen: int) -> list[s
 
 
 def _place(lab: Runs, how: str, figures: dict[str, Any]) -> str:
-    told = lab.known.machine["machine"]
+    here = lab.known.machine["machine"]
     return (
-        f"{told['cpu']}, {told['cores']} cores {how} (work takes {lab.stretch:.1f} times its core "
+        f"{here['cpu']}, {here['cores']} cores {how} (work takes {lab.stretch:.1f} times its core "
         f"seconds): runs of the same configuration lie {figures['spread']:.1%} from their median "
         f"(mean; a tenth of them more than {figures['spread_p90']:.1%})"
     )

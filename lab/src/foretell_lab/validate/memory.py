@@ -115,8 +115,8 @@ def _clean_lines(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield "in a process that holds nothing else"
     for r in rows:
-        told = f"{r.measured / 2**20:8.0f} {r.alone / 2**20:5.0f} {r.error:+7.1%}"
-        yield f"{r.model:20} {r.variant:17} {told}"
+        line = f"{r.measured / 2**20:8.0f} {r.alone / 2**20:5.0f} {r.error:+7.1%}"
+        yield f"{r.model:20} {r.variant:17} {line}"
     size = np.abs([r.error for r in rows])
     yield f"{len(rows)} rows: median {np.median(size):.1%} worst {size.max():.1%}"
 

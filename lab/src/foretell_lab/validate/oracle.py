@@ -59,9 +59,9 @@ def ranking(rows: list[Row]) -> dict[str, float]:
     orders, found = [], []
     for some in groups.values():
         real = np.array([r.request.measured for r in some])
-        told = np.array([r.predicted for r in some])
-        orders.append(spearman(real, told))
-        found.append(real[told.argmin()] <= NEAR * real.min())
+        predicted_seconds = np.array([r.predicted for r in some])
+        orders.append(spearman(real, predicted_seconds))
+        found.append(real[predicted_seconds.argmin()] <= NEAR * real.min())
     return {
         "groups": len(groups),
         "spearman_mean": float(np.mean(orders)),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from foretell_lab.validate import chainer
-from foretell_lab.validate.paradl_formulas import Asked, Epoch, Fabric, paradl
+from foretell_lab.validate.paradl_formulas import Epoch, Fabric, Question, paradl
 from foretell_lab.validate.paradl_nets import NETS
 
 _WORDS = {
@@ -79,22 +79,22 @@ def _line(row: dict[str, str], fabric: Fabric) -> Output:
     word = row["strategy"].rstrip("13")
     inner = 2 if row["log"].endswith("ranking_2.log") else 4
     net = NETS[row["net"].split("_")[0]]()
-    asked = Asked(net, fabric, int(float(row["p"])), float(row["B"]), inner=inner)
-    told = paradl(_WORDS[word], asked)
+    question = Question(net, fabric, int(float(row["p"])), float(row["B"]), inner=inner)
+    epoch = paradl(_WORDS[word], question)
     said = (row["Tcomp_s_epoch"], row["Tcomm_s_epoch"], row["mem_bytes"])
     compute, comm, memory = map(float, said)
     slips = word in SLIPS
     return Output(
         row["log"],
         word,
-        told.compute / compute - 1,
-        float("nan") if slips else _off(told, comm),
-        float("nan") if slips else told.memory / memory - 1,
+        epoch.compute / compute - 1,
+        float("nan") if slips else _off(epoch, comm),
+        float("nan") if slips else epoch.memory / memory - 1,
     )
 
 
-def _off(told: Epoch, comm: float) -> float:
-    return told.communication / comm - 1 if comm else told.communication
+def _off(epoch: Epoch, comm: float) -> float:
+    return epoch.communication / comm - 1 if comm else epoch.communication
 
 
 def report(truth: Path) -> dict[str, Any]:

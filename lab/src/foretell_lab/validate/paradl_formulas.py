@@ -122,7 +122,7 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """One question to the oracle."""
 
     net: Net
@@ -148,11 +148,11 @@ class Asked:
         return 2 * DELTA * (samples * self.net.held + weights)
 
 
-def paradl(strategy: str, asked: Asked) -> Epoch:
+def paradl(strategy: str, question: Question) -> Epoch:
     """An epoch by the published formulas."""
     if strategy not in STRATEGIES:
         raise unknown("strategy of ParaDL", strategy, STRATEGIES)
-    return STRATEGIES[strategy](asked)
+    return STRATEGIES[strategy](question)
 
 
 def ring(ranks: int, size: float, wait: float, beta: float) -> float:
@@ -160,30 +160,30 @@ def ring(ranks: int, size: float, wait: float, beta: float) -> float:
     return 2 * (ranks - 1) * (wait + size * beta / ranks)
 
 
-def _serial(a: Asked) -> Epoch:
+def _serial(a: Question) -> Epoch:
     return Epoch(a.time, 0.0, a.memory(a.batch, a.net.weights))
 
 
-def _data(a: Asked) -> Epoch:
+def _data(a: Question) -> Epoch:
     wait, beta = a.fabric.wait(a.ranks), a.fabric.beta(a.ranks)
     comm = a.steps * ring(a.ranks, a.net.weights * DELTA, wait, beta)
     return Epoch(a.time / a.ranks, comm, a.memory(a.batch / a.ranks, a.net.weights))
 
 
-def _filter(a: Asked) -> Epoch:
+def _filter(a: Question) -> Epoch:
     wait, beta = a.fabric.wait(a.ranks), a.fabric.beta(a.ranks)
     comm = a.steps * _layers(a, a.ranks, a.batch, wait, beta)
     compute = a.time * (1 - a.net.share + a.net.share / a.ranks)
     return Epoch(compute, comm, a.memory(a.batch, a.net.weights / a.ranks))
 
 
-def _layers(a: Asked, ranks: int, batch: float, wait: float, beta: float) -> float:
+def _layers(a: Question, ranks: int, batch: float, wait: float, beta: float) -> float:
     """An all-gather of y and an all-reduce of dx for every layer that is split: 3(p−1) messages."""
     sizes = (batch * part.y * DELTA / ranks for part in a.net.split)
     return 3 * (ranks - 1) * sum(wait + size * beta for size in sizes)
 
 
-def _data_filter(a: Asked) -> Epoch:
+def _data_filter(a: Question) -> Epoch:
     inner, outer = a.inner, a.ranks // a.inner
     local, beta = a.fabric.wait(inner), a.fabric.beta(inner)
     comm = _layers(a, inner, a.batch / outer, local, beta)
@@ -195,17 +195,17 @@ def _data_filter(a: Asked) -> Epoch:
     return Epoch(_whole(a, compute), a.steps * comm, a.memory(a.batch / outer, own))
 
 
-def _shared(a: Asked) -> float:
+def _shared(a: Question) -> float:
     """β between machines while all ranks of one use its cable."""
     return a.fabric.beta(a.ranks) * (a.fabric.flows or 2.0 * a.inner)
 
 
-def _whole(a: Asked, compute: float) -> float:
+def _whole(a: Question, compute: float) -> float:
     """Hybrids fill the last step."""
     return compute * a.steps * a.batch / a.samples
 
 
-def _spatial(a: Asked) -> Epoch:
+def _spatial(a: Question) -> Epoch:
     wait, beta = a.fabric.wait(a.ranks), a.fabric.beta(a.ranks)
     comm = ring(a.ranks, a.net.weights * DELTA, wait, beta)
     comm += _halos(a, a.batch, wait, beta)
@@ -213,7 +213,7 @@ def _spatial(a: Asked) -> Epoch:
     return Epoch(compute, a.steps * comm, _spatial_memory(a, a.ranks, a.batch))
 
 
-def _spatial_memory(a: Asked, ranks: int, batch: float) -> float:
+def _spatial_memory(a: Question, ranks: int, batch: float) -> float:
     held = sum((p.x + p.y) / (ranks if p.is_split else 1) for p in a.net.parts if _counts(p))
     return 2 * DELTA * (batch * held + a.net.weights)
 
@@ -222,13 +222,13 @@ def _counts(part: Part) -> bool:
     return part.kind not in IN_PLACE
 
 
-def _halos(a: Asked, batch: float, wait: float, beta: float) -> float:
+def _halos(a: Question, batch: float, wait: float, beta: float) -> float:
     """Each layer sends to both neighbours, forward and backward."""
     sizes = (batch * part.halo * DELTA for part in a.net.parts if part.halo)
     return 4 * sum(wait + size * beta for size in sizes)
 
 
-def _data_spatial(a: Asked) -> Epoch:
+def _data_spatial(a: Question) -> Epoch:
     inner, outer, fabric = a.inner, a.ranks // a.inner, a.fabric
     batch = a.batch / outer
     slow = 2 * inner / fabric.host_rate
@@ -243,7 +243,7 @@ def _data_spatial(a: Asked) -> Epoch:
     return Epoch(compute, a.steps * comm, _spatial_memory(a, inner, batch))
 
 
-def _pipeline(a: Asked) -> Epoch:
+def _pipeline(a: Question) -> Epoch:
     """Stages of even work, in the layers' order."""
     stages = _even_stages(a.net, a.ranks)
     total = sum(p.work for p in a.net.parts)
@@ -257,7 +257,7 @@ def _pipeline(a: Asked) -> Epoch:
     return Epoch(a.time * many * longest, comm, held)
 
 
-def _stage_memory(a: Asked, stage: tuple[Part, ...]) -> float:
+def _stage_memory(a: Question, stage: tuple[Part, ...]) -> float:
     return 2 * DELTA * sum(a.batch * (p.x + p.y) * _counts(p) + p.weights for p in stage)
 
 
@@ -271,7 +271,7 @@ def _even_stages(net: Net, stages: int) -> list[tuple[Part, ...]]:
     return [tuple(stage) for stage in out if stage]
 
 
-STRATEGIES: dict[str, Callable[[Asked], Epoch]] = {
+STRATEGIES: dict[str, Callable[[Question], Epoch]] = {
     "serial": _serial,
     "data": _data,
     "spatial": _spatial,

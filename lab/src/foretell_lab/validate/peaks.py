@@ -199,9 +199,9 @@ def _is_flash(r: dict[str, str], more: dict[str, Any]) -> bool:
     unless told not to, or to be deterministic in the older containers, where that was not fused."""
     if r["transformer-impl"] == "local" or more.get("attention-backend") in ("unfused", "local"):
         return False
-    told = more.get("attention-backend") in ("flash", "fused")
+    is_fused = more.get("attention-backend") in ("flash", "fused")
     older = r["platform"].startswith("dgxa100_dracooci")
-    return told or not (older and r["deterministic-mode"])
+    return is_fused or not (older and r["deterministic-mode"])
 
 
 def _uneven(r: dict[str, str], more: dict[str, Any], pp: int) -> tuple[int, ...]:

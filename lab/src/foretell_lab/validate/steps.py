@@ -97,8 +97,8 @@ def taken(graph: Graph, batch: int, lines: dict[str, int]) -> Step:
 def _line(graph: Graph, tasks: range, ops: list[str], shapes: list[str], batch: int) -> str:
     """One call and its kernels, which are asked for the same."""
     host, *parts = tasks
-    asked = shapes[parts[0]].partition(",part=")[0] if parts else ""
-    short = asked if graph.phase[host] == Phase.UPDATE else _shorter(asked, batch)
+    shape_text = shapes[parts[0]].partition(",part=")[0] if parts else ""
+    short = shape_text if graph.phase[host] == Phase.UPDATE else _shorter(shape_text, batch)
     fields = [_field(graph, i, ops[i], shapes[i], batch) for i in parts]
     return "\t".join((ops[host], shapes[host], str(int(graph.phase[host])), short, *fields))
 
@@ -106,12 +106,16 @@ def _line(graph: Graph, tasks: range, ops: list[str], shapes: list[str], batch: 
 def _field(graph: Graph, i: int, op: str, shape: str, batch: int) -> str:
     moved, flops = float(graph.bytes[i]), float(graph.flops[i])
     said = f"{int(graph.kind[i])} {int(graph.dtype[i])} {shape.partition(',part=')[2] or '-'}"
-    if is_call(shape) and _asked(op, shape, moved, flops) == _asked(op, shape, _cast(op, shape)):
+    if is_call(shape) and _kernel_calls(op, shape, moved, flops) == _kernel_calls(
+        op, shape, _cast(op, shape)
+    ):
         return said
     return f"{said} {_multiple(int(moved), batch)} {_multiple(int(flops), batch)}"
 
 
-def _asked(op: str, shape: str, moved: float, flops: float = 0.0) -> list[tuple[object, ...]]:
+def _kernel_calls(
+    op: str, shape: str, moved: float, flops: float = 0.0
+) -> list[tuple[object, ...]]:
     """What a price depends on: flop only where nothing else is known."""
     found = kernels(op, shape, moved, flops)
     return [(k.op, k.shape, k.bytes, k.times, k.flops * (k.op == "bare")) for k in found]
@@ -136,11 +140,11 @@ def _number(text: str, batch: int) -> int:
     return int(text[:-1] or 1) * batch if text.endswith("B") else int(text)
 
 
-def _shorter(asked: str, batch: int) -> str:
+def _shorter(shape_text: str, batch: int) -> str:
     """A call with the first side of each tensor by the batch, and channels last as one letter."""
-    if not is_call(asked):
-        return asked
-    parts = dict(item.partition("=")[::2] for item in asked.split(","))
+    if not is_call(shape_text):
+        return shape_text
+    parts = dict(item.partition("=")[::2] for item in shape_text.split(","))
     dims = parts["in"].split("+")
     if "strides" in parts:
         pairs = zip(dims, parts["strides"].split("+"), strict=True)
@@ -189,11 +193,11 @@ Task = tuple[int, str, str, int, int, float, float]  # as in `_COLUMNS`
 def tasks_of(line: str, batch: int) -> list[Task]:
     """The host task of a call and its kernels."""
     op, said, phase, short, *fields = line.split("\t")
-    asked = _whole(short, batch)
+    shape_text = _whole(short, batch)
     found: list[Task] = [(int(Kind.HOST), op, said, int(phase), 0, 0.0, 0.0)]
     for field in fields:
         kind, dtype, part, *counted = field.split(" ")
-        shape = asked if part == "-" else f"{asked},part={part}"
+        shape = shape_text if part == "-" else f"{shape_text},part={part}"
         moved, flops = (float(_number(n, batch)) for n in counted or ("0", "0"))
         moved = moved or _cast(op, shape)
         found.append((int(kind), op, shape, int(phase), int(dtype), moved, flops))

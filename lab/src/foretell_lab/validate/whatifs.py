@@ -111,8 +111,8 @@ def report(truth: Path) -> dict[str, Any]:
     found = list(rows_of(truth / "h200"))
     named = {v for rows in known.values() for v in rows if v != "base"}
     missing = sorted(v for v in named if not specs_of(v))
-    told = f"not predicted: {', '.join(missing) or 'nothing'}"
-    text = "\n".join([*_lines(found), told, *half.lines(list(half.halves(truth)))])
+    left = f"not predicted: {', '.join(missing) or 'nothing'}"
+    text = "\n".join([*_lines(found), left, *half.lines(list(half.halves(truth)))])
     rows = [asdict(r) | {"error": r.error, "covered": r.is_covered} for r in found]
     return {"rows": rows, "missing": missing, "text": text}
 
@@ -217,11 +217,11 @@ def _shares(rows: list[Row]) -> str:
 def _causes(rows: list[Row]) -> str:
     """The bottleneck of rows with large errors."""
     far = [r for r in rows if abs(r.error) > FAR]
-    told = [f"{sum(r.holder == who for r in far)} by the {who}" for who in HOLDERS]
+    lines = [f"{sum(r.holder == who for r in far)} by the {who}" for who in HOLDERS]
     worst = max(rows, key=lambda r: abs(r.error))
     return (
         f"{'':24} the worst is a step that the {worst.holder} holds up; of {len(far)} rows off by "
-        f"more than {FAR:.0%} are held up {', '.join(told)}"
+        f"more than {FAR:.0%} are held up {', '.join(lines)}"
     )
 
 

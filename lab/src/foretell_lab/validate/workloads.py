@@ -144,7 +144,7 @@ def h200(truth: Path) -> Iterator[Row]:
 def h200_fitted(truth: Path) -> Iterator[Row]:
     """The same with the host's speed from one run that waits for it, which is left out."""
     known = [row for row in _variants(truth) if _name(row) == ANCHOR]
-    graph = _priced(*_asked(known[0]))
+    graph = _priced(*_case_of(known[0]))
     host = known[0]["low_ms"] / 1e3 / float(graph.seconds[graph.kind == Kind.HOST].sum())
     for row, seconds, _ in _h200(truth, host):
         if _name(row) != ANCHOR:
@@ -162,7 +162,7 @@ def h200_memory(truth: Path) -> Iterator[Row]:
 
 def _h200(truth: Path, host: float) -> Iterator[tuple[dict[str, Any], float, float]]:
     for row in _variants(truth):
-        yield row, *timed(*_asked(row), host)
+        yield row, *timed(*_case_of(row), host)
 
 
 def _variants(truth: Path) -> list[dict[str, Any]]:
@@ -170,7 +170,7 @@ def _variants(truth: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["variant"] in ("base", "tf32", "amp_bf16", "amp_fp16")]
 
 
-def _asked(row: dict[str, Any]) -> tuple[str, Eager, float, str]:
+def _case_of(row: dict[str, Any]) -> tuple[str, Eager, float, str]:
     amp = row["variant"].removeprefix("amp_") if "amp" in row["variant"] else ""
     optimizer = "momentum" if row["optimizer"] == "sgd" else "adam"
     run = Eager.of({"amp": amp, "optimizer": optimizer, "way": "loop"})

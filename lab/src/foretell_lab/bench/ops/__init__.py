@@ -40,12 +40,12 @@ def cases() -> Iterator[Case]:
     yield from dict.fromkeys(c for family in FAMILIES.values() for c in family.cases())
 
 
-def build(asked: Case, place: Place) -> Call:
+def build(case: Case, place: Place) -> Call:
     """Make a case ready: tensors in place, precision set, gradients at hand."""
-    if asked.op not in _BUILD:
-        raise unknown("operator to measure", asked.op, _BUILD)
-    use_precision(asked.dtype)
-    return _BUILD[asked.op](asked, place)
+    if case.op not in _BUILD:
+        raise unknown("operator to measure", case.op, _BUILD)
+    use_precision(case.dtype)
+    return _BUILD[case.op](case, place)
 
 
 def family_of(op: str) -> str:

@@ -60,21 +60,21 @@ def _each(shape: dict[str, int], more: tuple[str, str] | None) -> Iterator[Case]
             yield case("attention", direction, dtype, backend, **shape)
 
 
-def attention(asked: Case, place: Place) -> Call:
+def attention(case: Case, place: Place) -> Call:
     """Attention by one backend; heads come as linear layers leave them, tokens first."""
-    b, h, s, d = (asked[name] for name in "bhsd")
-    q, k, v = (place.randn(b, s, h, d, dtype=asked.dtype, grad=True) for _ in range(3))
-    mask = place.randn(b, 1, s, s, dtype=asked.dtype) if asked.size("mask", 0) else None
-    dropout = 0.1 if asked.size("dropout", 0) else 0.0
+    b, h, s, d = (case[name] for name in "bhsd")
+    q, k, v = (place.randn(b, s, h, d, dtype=case.dtype, grad=True) for _ in range(3))
+    mask = place.randn(b, 1, s, s, dtype=case.dtype) if case.size("mask", 0) else None
+    dropout = 0.1 if case.size("dropout", 0) else 0.0
 
     def function(q: Any, k: Any, v: Any) -> Any:
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        with sdpa_kernel(BACKENDS[asked.layout]):
+        with sdpa_kernel(BACKENDS[case.layout]):
             return F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=bool(asked["causal"])
+                q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=bool(case["causal"])
             )
 
-    return forward_or_backward(asked, function, (q, k, v))
+    return forward_or_backward(case, function, (q, k, v))
 
 
 BUILD: dict[str, Build] = {"attention": attention}

@@ -177,42 +177,42 @@ def _ordered(shape: dict[str, int]) -> dict[str, int]:
     return {key: shape[key] for key in ("n", "c", "k", "r", "s", "stride", "groups", "h", "w")}
 
 
-def padding(asked: Case) -> list[int]:
+def padding(case: Case) -> list[int]:
     """Padding of each spatial dim."""
-    pads = [(f - 1) // 2 if asked["stride"] < f else 0 for f in (asked["r"], asked["s"])]
-    return [pads[0], pads[1], pads[1]] if asked.op == "conv3d" else pads
+    pads = [(f - 1) // 2 if case["stride"] < f else 0 for f in (case["r"], case["s"])]
+    return [pads[0], pads[1], pads[1]] if case.op == "conv3d" else pads
 
 
-def convolution(asked: Case, place: Place) -> Call:
+def convolution(case: Case, place: Place) -> Call:
     """A convolution or one of its gradients."""
-    stride, pads, groups = [asked["stride"]] * len(padding(asked)), padding(asked), asked["groups"]
-    if asked["h"] == 1 or asked.op == "conv3d":
+    stride, pads, groups = [case["stride"]] * len(padding(case)), padding(case), case["groups"]
+    if case["h"] == 1 or case.op == "conv3d":
         stride[0] = 1
-    x, weight = _operands(asked, place)
-    transposed, zeros = asked.op == "convt2d", [0] * len(pads)
+    x, weight = _operands(case, place)
+    transposed, zeros = case.op == "convt2d", [0] * len(pads)
     ones = [1] * len(pads)
 
     def forward() -> torch.Tensor:
         return torch.convolution(x, weight, None, stride, pads, ones, transposed, zeros, groups)
 
-    if asked.direction == "forward":
+    if case.direction == "forward":
         x.requires_grad_(), weight.requires_grad_()
         return Call(forward, fresh=(x.detach(),))
     gradient = torch.randn_like(forward())
-    mask = [asked.direction == "dgrad", asked.direction == "wgrad", False]
+    mask = [case.direction == "dgrad", case.direction == "wgrad", False]
     call = torch.ops.aten.convolution_backward
     settings = (stride, pads, ones, transposed, zeros, groups, mask)
     return Call(lambda: call(gradient, x, weight, None, *settings), fresh=(gradient,))
 
 
-def _operands(asked: Case, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
-    n, c, k, r, s = (asked[name] for name in "nckrs")
-    depth = [asked["t"]] if asked.op == "conv3d" else []
-    deep = [r] if asked.op == "conv3d" else []
-    tall = s if asked.op == "conv3d" else r
-    ends = (c, k) if asked.op == "convt2d" else (k, c // asked["groups"])
-    x = place.image(n, c, *depth, asked["h"], asked["w"], dtype=asked.dtype, layout=asked.layout)
-    weight = place.image(*ends, *deep, tall, s, dtype=asked.dtype, layout=asked.layout)
+def _operands(case: Case, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
+    n, c, k, r, s = (case[name] for name in "nckrs")
+    depth = [case["t"]] if case.op == "conv3d" else []
+    deep = [r] if case.op == "conv3d" else []
+    tall = s if case.op == "conv3d" else r
+    ends = (c, k) if case.op == "convt2d" else (k, c // case["groups"])
+    x = place.image(n, c, *depth, case["h"], case["w"], dtype=case.dtype, layout=case.layout)
+    weight = place.image(*ends, *deep, tall, s, dtype=case.dtype, layout=case.layout)
     return x, weight
 
 

@@ -43,28 +43,28 @@ def _each(op: str, i: int, rows: int, n: int, m: int) -> Iterator[Case]:
             yield case(op, direction, dtype, "-", rows=rows, n=n, m=m, skew=i % 2)
 
 
-def embedding(asked: Case, place: Place) -> Call:
+def embedding(case: Case, place: Place) -> Call:
     """Rows of a table, one a token."""
-    table = place.randn(asked["rows"], asked["n"], dtype=asked.dtype, grad=True)
-    tokens = _tokens(asked, place, asked["m"])
-    return forward_or_backward(asked, lambda t: F.embedding(tokens, t), (table,))
+    table = place.randn(case["rows"], case["n"], dtype=case.dtype, grad=True)
+    tokens = _tokens(case, place, case["m"])
+    return forward_or_backward(case, lambda t: F.embedding(tokens, t), (table,))
 
 
-def embedding_bag(asked: Case, place: Place) -> Call:
+def embedding_bag(case: Case, place: Place) -> Call:
     """Sums of rows, `bag` of them for each of m samples."""
-    table = place.randn(asked["rows"], asked["n"], dtype=asked.dtype, grad=True)
-    tokens = _tokens(asked, place, asked["m"] * asked["bag"])
-    starts = torch.arange(asked["m"], device=place.device) * asked["bag"]
+    table = place.randn(case["rows"], case["n"], dtype=case.dtype, grad=True)
+    tokens = _tokens(case, place, case["m"] * case["bag"])
+    starts = torch.arange(case["m"], device=place.device) * case["bag"]
     return forward_or_backward(
-        asked, lambda t: F.embedding_bag(tokens, t, starts, mode="sum"), (table,)
+        case, lambda t: F.embedding_bag(tokens, t, starts, mode="sum"), (table,)
     )
 
 
-def _tokens(asked: Case, place: Place, count: int) -> torch.Tensor:
+def _tokens(case: Case, place: Place, count: int) -> torch.Tensor:
     """Row numbers; squared twice towards zero where skewed, so that a tenth holds over half."""
     at = torch.rand(count, device=place.device)
-    at = at**4 if asked["skew"] else at
-    return (at * asked["rows"]).long().clamp_(max=asked["rows"] - 1)
+    at = at**4 if case["skew"] else at
+    return (at * case["rows"]).long().clamp_(max=case["rows"] - 1)
 
 
 BUILD: dict[str, Build] = {"embedding": embedding, "embedding_bag": embedding_bag}

@@ -60,33 +60,33 @@ def _permutes() -> Iterator[Case]:
             yield case("permute", "forward", dtype, order, **named)
 
 
-def permute(asked: Case, place: Place) -> Call:
+def permute(case: Case, place: Place) -> Call:
     """A contiguous copy of a tensor seen in another order."""
-    x = place.randn(*(asked[f"d{i}"] for i in range(len(asked.layout))), dtype=asked.dtype)
-    seen = x.permute(*(int(at) for at in asked.layout))
+    x = place.randn(*(case[f"d{i}"] for i in range(len(case.layout))), dtype=case.dtype)
+    seen = x.permute(*(int(at) for at in case.layout))
     return Call(lambda: seen.contiguous(), fresh=(x,))
 
 
-def cat(asked: Case, place: Place) -> Call:
+def cat(case: Case, place: Place) -> Call:
     """Several tensors joined."""
-    parts = [place.randn(asked["m"], asked["n"], dtype=asked.dtype) for _ in range(asked["parts"])]
-    dim = 0 if asked.layout == "rows" else 1
+    parts = [place.randn(case["m"], case["n"], dtype=case.dtype) for _ in range(case["parts"])]
+    dim = 0 if case.layout == "rows" else 1
     return Call(lambda: torch.cat(parts, dim), fresh=parts[-1:])
 
 
-def shift(asked: Case, place: Place) -> Call:
+def shift(case: Case, place: Place) -> Call:
     """A cyclic shift of an image, or a border of one pixel around it."""
-    x = place.randn(*(asked[name] for name in "nhwc"), dtype=asked.dtype)
-    if asked.op == "roll":
+    x = place.randn(*(case[name] for name in "nhwc"), dtype=case.dtype)
+    if case.op == "roll":
         return Call(lambda: torch.roll(x, (-3, -3), (1, 2)), fresh=(x,))
     return Call(lambda: F.pad(x, (0, 0, 1, 1, 1, 1)), fresh=(x,))
 
 
-def indexed(asked: Case, place: Place) -> Call:
+def indexed(case: Case, place: Place) -> Call:
     """Rows picked from or put into a table of m rows of n."""
-    m, n, rows = asked["m"], asked["n"], asked["rows"]
-    table, at = place.randn(m, n, dtype=asked.dtype), place.whole(m, rows)
-    values = place.randn(rows, n, dtype=asked.dtype)
+    m, n, rows = case["m"], case["n"], case["rows"]
+    table, at = place.randn(m, n, dtype=case.dtype), place.whole(m, rows)
+    values = place.randn(rows, n, dtype=case.dtype)
     wide = at[:, None].expand(rows, n)
     runs = {
         "index_select": lambda: table.index_select(0, at),
@@ -94,17 +94,17 @@ def indexed(asked: Case, place: Place) -> Call:
         "index_put": lambda: table.index_put_((at,), values, accumulate=True),
         "scatter_add": lambda: table.scatter_add_(0, wide, values),
     }
-    return Call(runs[asked.op], fresh=(values,) if asked.op in ("index_put", "scatter_add") else ())
+    return Call(runs[case.op], fresh=(values,) if case.op in ("index_put", "scatter_add") else ())
 
 
-def bus(asked: Case, place: Place) -> Call:
+def bus(case: Case, place: Place) -> Call:
     """A copy between host and device."""
-    here = torch.randn(asked["n"])
-    if asked.layout == "pinned" and place.is_cuda:
+    here = torch.randn(case["n"])
+    if case.layout == "pinned" and place.is_cuda:
         here = here.pin_memory()
-    there = place.randn(asked["n"])
-    waits = asked.layout == "pageable"
-    if asked.op == "h2d":
+    there = place.randn(case["n"])
+    waits = case.layout == "pageable"
+    if case.op == "h2d":
         return Call(lambda: there.copy_(here, non_blocking=not waits))
     return Call(lambda: here.copy_(there, non_blocking=not waits))
 

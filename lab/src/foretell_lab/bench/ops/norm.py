@@ -70,52 +70,50 @@ def _batch_norms() -> Iterator[Case]:
                     yield case("batch_norm", direction, "fp16", layout, n=n, c=c, h=side, w=side)
 
 
-def batch_norm(asked: Case, place: Place) -> Call:
+def batch_norm(case: Case, place: Place) -> Call:
     """Batch norm in training: statistics of the batch, running ones updated."""
-    c, dims = asked["c"], (asked["n"], asked["c"], asked["h"], asked["w"])
-    x = place.image(*dims, dtype=asked.dtype, layout=asked.layout, grad=True)
+    c, dims = case["c"], (case["n"], case["c"], case["h"], case["w"])
+    x = place.image(*dims, dtype=case.dtype, layout=case.layout, grad=True)
     weight, bias = place.randn(c, grad=True), place.randn(c, grad=True)
     mean, var = torch.zeros(c, device=place.device), torch.ones(c, device=place.device)
 
     def function(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return F.batch_norm(x, mean, var, weight, bias, training=True)
 
-    return forward_or_backward(asked, function, (x, weight, bias))
+    return forward_or_backward(case, function, (x, weight, bias))
 
 
-def row_norm(asked: Case, place: Place) -> Call:
+def row_norm(case: Case, place: Place) -> Call:
     """Layer or RMS norm of rows."""
-    m, n = asked["m"], asked["n"]
-    x, weight = (place.randn(*dims, dtype=asked.dtype, grad=True) for dims in ((m, n), (n,)))
-    if asked.op == "rms_norm":
-        return forward_or_backward(asked, lambda x, w: F.rms_norm(x, (n,), w), (x, weight))
-    bias = place.randn(n, dtype=asked.dtype, grad=True)
-    return forward_or_backward(
-        asked, lambda x, w, b: F.layer_norm(x, (n,), w, b), (x, weight, bias)
-    )
+    m, n = case["m"], case["n"]
+    x, weight = (place.randn(*dims, dtype=case.dtype, grad=True) for dims in ((m, n), (n,)))
+    if case.op == "rms_norm":
+        return forward_or_backward(case, lambda x, w: F.rms_norm(x, (n,), w), (x, weight))
+    bias = place.randn(n, dtype=case.dtype, grad=True)
+    return forward_or_backward(case, lambda x, w, b: F.layer_norm(x, (n,), w, b), (x, weight, bias))
 
 
-def group_norm(asked: Case, place: Place) -> Call:
+def group_norm(case: Case, place: Place) -> Call:
     """Group norm of an image."""
-    dims = (asked["n"], asked["c"], asked["h"], asked["w"])
-    x, groups = place.randn(*dims, dtype=asked.dtype, grad=True), asked["groups"]
-    weight, bias = (place.randn(asked["c"], dtype=asked.dtype, grad=True) for _ in range(2))
+    dims = (case["n"], case["c"], case["h"], case["w"])
+    x, groups = place.randn(*dims, dtype=case.dtype, grad=True), case["groups"]
+    weight, bias = (place.randn(case["c"], dtype=case.dtype, grad=True) for _ in range(2))
     return forward_or_backward(
-        asked, lambda x, w, b: F.group_norm(x, groups, w, b), (x, weight, bias)
+        case, lambda x, w, b: F.group_norm(x, groups, w, b), (x, weight, bias)
     )
 
 
-def softmax(asked: Case, place: Place) -> Call:
+def softmax(case: Case, place: Place) -> Call:
     """Softmax of rows."""
-    x = place.randn(asked["m"], asked["n"], dtype=asked.dtype, grad=True)
-    return forward_or_backward(asked, lambda x: F.softmax(x, dim=-1), (x,))
+    x = place.randn(case["m"], case["n"], dtype=case.dtype, grad=True)
+    return forward_or_backward(case, lambda x: F.softmax(x, dim=-1), (x,))
 
 
-def cross_entropy(asked: Case, place: Place) -> Call:
+def cross_entropy(case: Case, place: Place) -> Call:
     """Log-softmax of rows and the negative log likelihood of one class each."""
-    x = place.randn(asked["m"], asked["n"], dtype=asked.dtype, grad=True)
-    target = place.whole(asked["n"], asked["m"])
-    return forward_or_backward(asked, lambda x: F.cross_entropy(x, target), (x,))
+    x = place.randn(case["m"], case["n"], dtype=case.dtype, grad=True)
+    target = place.whole(case["n"], case["m"])
+    return forward_or_backward(case, lambda x: F.cross_entropy(x, target), (x,))
 
 
 BUILD: dict[str, Build] = {

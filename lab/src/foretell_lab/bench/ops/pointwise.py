@@ -105,47 +105,47 @@ def _uneven() -> Iterator[Case]:
                 yield case(op, "forward", dtype, layout, n=n)
 
 
-def unary(asked: Case, place: Place) -> Call:
+def unary(case: Case, place: Place) -> Call:
     """An activation or another function of one tensor."""
-    x = place.randn(asked["n"], dtype=asked.dtype)
-    x = x.abs().add_(0.1) if asked.op == "pow" else x
-    return forward_or_backward(asked, UNARY[asked.op], (x.requires_grad_(),))
+    x = place.randn(case["n"], dtype=case.dtype)
+    x = x.abs().add_(0.1) if case.op == "pow" else x
+    return forward_or_backward(case, UNARY[case.op], (x.requires_grad_(),))
 
 
-def binary(asked: Case, place: Place) -> Call:
+def binary(case: Case, place: Place) -> Call:
     """Arithmetic of two tensors, perhaps of different shape or format."""
-    x, y = _pair(asked, place)
-    y = y > 0 if asked.op in ("where", "masked_fill") else y
-    function = BINARY[asked.op]
+    x, y = _pair(case, place)
+    y = y > 0 if case.op in ("where", "masked_fill") else y
+    function = BINARY[case.op]
     return Call(lambda: function(x, y), fresh=(x,))
 
 
-def _pair(asked: Case, place: Place) -> tuple[Any, Any]:
-    dims = [asked[name] for name in ("m", "n", "c", "h", "w") if name in dict(asked.shape)]
-    x = place.randn(*dims, dtype=asked.dtype)
-    if asked.layout == "scalar":
+def _pair(case: Case, place: Place) -> tuple[Any, Any]:
+    dims = [case[name] for name in ("m", "n", "c", "h", "w") if name in dict(case.shape)]
+    x = place.randn(*dims, dtype=case.dtype)
+    if case.layout == "scalar":
         return x, 0.5
-    if asked.layout == "mixed":
-        return x, place.randn(*dims, dtype="fp32" if asked.dtype == "bf16" else "bf16")
+    if case.layout == "mixed":
+        return x, place.randn(*dims, dtype="fp32" if case.dtype == "bf16" else "bf16")
     other = {
         "row": [1, dims[-1]],
         "channel": [1, *dims[1:2], 1, 1],
         "each": [*dims[:1], 1, 1, 1],
-    }.get(asked.layout, dims)
-    return x, place.randn(*other, dtype=asked.dtype)
+    }.get(case.layout, dims)
+    return x, place.randn(*other, dtype=case.dtype)
 
 
-def update(asked: Case, place: Place) -> Call:
+def update(case: Case, place: Place) -> Call:
     """One of the pieces of an optimizer step; nothing is fresh, the state is long evicted."""
-    x, y, z = (place.randn(asked["n"]).abs_().add_(0.1) for _ in range(3))
-    function = UPDATES[asked.op]
+    x, y, z = (place.randn(case["n"]).abs_().add_(0.1) for _ in range(3))
+    function = UPDATES[case.op]
     return Call(lambda: function(x, y, z))
 
 
-def copy(asked: Case, place: Place) -> Call:
+def copy(case: Case, place: Place) -> Call:
     """A copy from one format to another, or the same."""
-    source, target = asked.dtype.split(">")
-    x = place.randn(asked["n"], dtype=source)
+    source, target = case.dtype.split(">")
+    x = place.randn(case["n"], dtype=source)
     if source == target:
         return Call(lambda: x.clone(), fresh=(x,))
     return Call(lambda: x.to(DTYPES[target]), fresh=(x,))

@@ -53,21 +53,21 @@ def _each(op: str, shape: dict[str, int]) -> Iterator[Case]:
                 yield case(op, direction, dtype, layout, **shape)
 
 
-def pool(asked: Case, place: Place) -> Call:
+def pool(case: Case, place: Place) -> Call:
     """A pooling or resizing of one image batch."""
-    dims = (asked["n"], asked["c"], asked["h"], asked["w"])
-    x = place.image(*dims, dtype=asked.dtype, layout=asked.layout, grad=True)
-    r, stride = asked.size("r", 2), asked.size("stride", 2)
+    dims = (case["n"], case["c"], case["h"], case["w"])
+    x = place.image(*dims, dtype=case.dtype, layout=case.layout, grad=True)
+    r, stride = case.size("r", 2), case.size("stride", 2)
     functions = {
         "max_pool": lambda x: F.max_pool2d(x, r, stride, (r - 1) // 2),
         "avg_pool": lambda x: F.avg_pool2d(x, r, stride, (r - 1) // 2),
-        "adaptive_pool": lambda x: F.adaptive_avg_pool2d(x, asked["out"]),
-        "nearest": lambda x: F.interpolate(x, scale_factor=asked["times"]),
+        "adaptive_pool": lambda x: F.adaptive_avg_pool2d(x, case["out"]),
+        "nearest": lambda x: F.interpolate(x, scale_factor=case["times"]),
         "bilinear": lambda x: F.interpolate(
-            x, scale_factor=asked["times"], mode="bilinear", align_corners=False
+            x, scale_factor=case["times"], mode="bilinear", align_corners=False
         ),
     }
-    return forward_or_backward(asked, functions[asked.op], (x,))
+    return forward_or_backward(case, functions[case.op], (x,))
 
 
 _OPS = ("max_pool", "avg_pool", "adaptive_pool", "nearest", "bilinear")

@@ -89,38 +89,38 @@ def _even(value: float) -> int:
     return round(value / 8) * 8
 
 
-def linear(asked: Case, place: Place) -> Call:
+def linear(case: Case, place: Place) -> Call:
     """One of the three matmuls of a linear layer."""
-    m, n, k = asked["m"], asked["n"], asked["k"]
-    weight = _weight(asked, place)
-    if asked.direction == "forward":
-        x = place.randn(m, k, dtype=asked.dtype, grad=True)
-        bias = place.randn(n, dtype=asked.dtype, grad=True)
+    m, n, k = case["m"], case["n"], case["k"]
+    weight = _weight(case, place)
+    if case.direction == "forward":
+        x = place.randn(m, k, dtype=case.dtype, grad=True)
+        bias = place.randn(n, dtype=case.dtype, grad=True)
         weight.requires_grad_()
         return Call(lambda: F.linear(x, weight, bias), fresh=(x,))
-    gradient = place.randn(m, n, dtype=asked.dtype)
-    if asked.direction == "dgrad":
+    gradient = place.randn(m, n, dtype=case.dtype)
+    if case.direction == "dgrad":
         return Call(lambda: torch.mm(gradient, weight), fresh=(gradient,))
-    x = place.randn(m, k, dtype=asked.dtype)
-    if asked.layout == "kn":
+    x = place.randn(m, k, dtype=case.dtype)
+    if case.layout == "kn":
         return Call(lambda: torch.mm(x.t(), gradient), fresh=(gradient,))
     return Call(lambda: torch.mm(gradient.t(), x), fresh=(gradient,))
 
 
-def _weight(asked: Case, place: Place) -> torch.Tensor:
+def _weight(case: Case, place: Place) -> torch.Tensor:
     """The n×k weight, whichever way it is stored."""
-    if asked.layout == "kn":
-        return place.randn(asked["k"], asked["n"], dtype=asked.dtype).t()
-    return place.randn(asked["n"], asked["k"], dtype=asked.dtype)
+    if case.layout == "kn":
+        return place.randn(case["k"], case["n"], dtype=case.dtype).t()
+    return place.randn(case["n"], case["k"], dtype=case.dtype)
 
 
-def bmm(asked: Case, place: Place) -> Call:
+def bmm(case: Case, place: Place) -> Call:
     """A batch of matmuls, one operand perhaps read transposed."""
-    b, m, n, k = asked["b"], asked["m"], asked["n"], asked["k"]
-    left = place.randn(*((b, k, m) if asked.layout == "tn" else (b, m, k)), dtype=asked.dtype)
-    right = place.randn(*((b, n, k) if asked.layout == "nt" else (b, k, n)), dtype=asked.dtype)
-    first = left.transpose(1, 2) if asked.layout == "tn" else left
-    second = right.transpose(1, 2) if asked.layout == "nt" else right
+    b, m, n, k = case["b"], case["m"], case["n"], case["k"]
+    left = place.randn(*((b, k, m) if case.layout == "tn" else (b, m, k)), dtype=case.dtype)
+    right = place.randn(*((b, n, k) if case.layout == "nt" else (b, k, n)), dtype=case.dtype)
+    first = left.transpose(1, 2) if case.layout == "tn" else left
+    second = right.transpose(1, 2) if case.layout == "nt" else right
     return Call(lambda: torch.bmm(first, second), fresh=(left,))
 
 

@@ -43,18 +43,18 @@ def cases() -> Iterator[Case]:
             yield case(kind, direction, dtype, "-", s=s, b=b, n=n, layers=layers, **more)
 
 
-def recurrent(asked: Case, place: Place) -> Call:
+def recurrent(case: Case, place: Place) -> Call:
     """A recurrent layer over a whole sequence."""
-    inside, both = asked.size("c", asked["n"]), bool(asked.size("both", 0))
-    made = _KINDS[asked.op](inside, asked["n"], asked["layers"], bidirectional=both)
-    layer = made.to(device=place.device, dtype=DTYPES[asked.dtype])
-    x = place.randn(asked["s"], asked["b"], inside, dtype=asked.dtype, grad=True)
+    inside, both = case.size("c", case["n"]), bool(case.size("both", 0))
+    made = _KINDS[case.op](inside, case["n"], case["layers"], bidirectional=both)
+    layer = made.to(device=place.device, dtype=DTYPES[case.dtype])
+    x = place.randn(case["s"], case["b"], inside, dtype=case.dtype, grad=True)
     weights = tuple(layer.parameters())
 
     def function(x: Any, *_: Any) -> Any:
         return layer(x)[0]
 
-    return forward_or_backward(asked, function, (x, *weights))
+    return forward_or_backward(case, function, (x, *weights))
 
 
 BUILD: dict[str, Build] = dict.fromkeys(_KINDS, recurrent)

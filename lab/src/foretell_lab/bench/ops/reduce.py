@@ -59,22 +59,22 @@ def cases() -> Iterator[Case]:
         yield case(tuple(_SCAN)[i % 4], "forward", "fp32", "rows", m=m, n=n)
 
 
-def reduction(asked: Case, place: Place) -> Call:
+def reduction(case: Case, place: Place) -> Call:
     """A reduction along what the layout says."""
-    x, dims = _operand(asked, place), _DIMS[asked.layout]
-    function = _REDUCE[asked.op]
+    x, dims = _operand(case, place), _DIMS[case.layout]
+    function = _REDUCE[case.op]
     return Call(lambda: function(x, dims), fresh=(x,))
 
 
-def scan(asked: Case, place: Place) -> Call:
+def scan(case: Case, place: Place) -> Call:
     """A sort, scan or search of each row."""
-    x, function = _operand(asked, place), _SCAN[asked.op]
+    x, function = _operand(case, place), _SCAN[case.op]
     return Call(lambda: function(x), fresh=(x,))
 
 
-def _operand(asked: Case, place: Place) -> Any:
-    dims = [asked[name] for name in ("m", "n", "c", "h", "w") if name in dict(asked.shape)]
-    return place.randn(*dims, dtype=asked.dtype)
+def _operand(case: Case, place: Place) -> Any:
+    dims = [case[name] for name in ("m", "n", "c", "h", "w") if name in dict(case.shape)]
+    return place.randn(*dims, dtype=case.dtype)
 
 
 BUILD: dict[str, Build] = {**dict.fromkeys(_REDUCE, reduction), **dict.fromkeys(_SCAN, scan)}

@@ -55,39 +55,39 @@ def tensor_sizes(count: int, total: int) -> list[int]:
     return vectors + [max(1, int(left * w / sum(weights))) for w in weights]
 
 
-def _parameters(asked: Case, place: Place) -> list[Any]:
+def _parameters(case: Case, place: Place) -> list[Any]:
     made = []
-    for size in tensor_sizes(asked["count"], asked["total"]):
+    for size in tensor_sizes(case["count"], case["total"]):
         parameter = torch.nn.Parameter(place.randn(size))
         parameter.grad = place.randn(size)
         made.append(parameter)
     return made
 
 
-def optimizer(asked: Case, place: Place) -> Call:
+def optimizer(case: Case, place: Place) -> Call:
     """One step of an optimizer over a list of parameters."""
-    stepper = OPTIMIZERS[asked.op](_parameters(asked, place), **_WAYS[asked.layout])
+    stepper = OPTIMIZERS[case.op](_parameters(case, place), **_WAYS[case.layout])
     return Call(stepper.step)
 
 
-def clip(asked: Case, place: Place) -> Call:
+def clip(case: Case, place: Place) -> Call:
     """Gradients scaled down to a norm of one."""
-    parameters, foreach = _parameters(asked, place), asked.layout == "foreach"
+    parameters, foreach = _parameters(case, place), case.layout == "foreach"
     return Call(lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=foreach))
 
 
-def unscale(asked: Case, place: Place) -> Call:
+def unscale(case: Case, place: Place) -> Call:
     """What a gradient scaler does before the step: check for infinities and divide by the scale."""
-    gradients = [p.grad for p in _parameters(asked, place)]
+    gradients = [p.grad for p in _parameters(case, place)]
     found, inverse = place.randn(1).zero_(), place.randn(1).fill_(1.0)
     call = torch._amp_foreach_non_finite_check_and_unscale_
     return Call(lambda: call(gradients, found, inverse))
 
 
-def zero_grad(asked: Case, place: Place) -> Call:
+def zero_grad(case: Case, place: Place) -> Call:
     """Gradients forgotten (layout none) or set to zero."""
-    stepper = torch.optim.SGD(_parameters(asked, place), lr=0.1)
-    return Call(lambda: stepper.zero_grad(set_to_none=asked.layout == "none"))
+    stepper = torch.optim.SGD(_parameters(case, place), lr=0.1)
+    return Call(lambda: stepper.zero_grad(set_to_none=case.layout == "none"))
 
 
 BUILD: dict[str, Build] = {

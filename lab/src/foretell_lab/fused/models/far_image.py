@@ -244,11 +244,11 @@ class Codes(nn.Module):  # type: ignore[misc]
         products = torch.matmul(*half(self.enter.precision, flat, self.book.t()))
         far = flat.square().sum(1, keepdim=True) + self.book.square().sum(1) - 2 * products
         code = F.embedding(torch.argmin(far, 1), self.book).view(z.shape)
-        told = (code - z.detach()).square().mean() + 0.25 * (code.detach() - z).square().mean()
+        scores = (code - z.detach()).square().mean() + 0.25 * (code.detach() - z).square().mean()
         y = (z + (code - z).detach()).permute(0, 3, 1, 2)
         for wider, back in zip(self.wide, self.back, strict=True):
             y = y + back(F.relu(wider(F.relu(y))))
-        return torch.sigmoid(unfolded(self.end(F.relu(y)))), told
+        return torch.sigmoid(unfolded(self.end(F.relu(y)))), scores
 
 
 def vqvae(chance: Random, precision: str) -> Made:

@@ -63,8 +63,8 @@ class Mixed(nn.Module):  # type: ignore[misc]
 
 def _softened(y: Tensor) -> Tensor:
     """Cross entropy where a tenth of the certainty is spread over all classes."""
-    told = F.log_softmax(y.float(), -1)
-    return -(0.9 * told[:, 0] + 0.1 * told.mean(-1)).mean()
+    scores = F.log_softmax(y.float(), -1)
+    return -(0.9 * scores[:, 0] + 0.1 * scores.mean(-1)).mean()
 
 
 def mlpmixer(chance: Random, precision: str) -> Made:

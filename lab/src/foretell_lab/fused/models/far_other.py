@@ -188,8 +188,8 @@ class Ends(nn.Module):  # type: ignore[misc]
         return getattr(self, f"_{self.how}")(a.float(), b.float())
 
     def _teacher(self, a: Tensor, b: Tensor) -> Tensor:
-        told, wanted = F.log_softmax(a / 4.0, -1), F.softmax(b.detach() / 4.0, -1)
-        apart = wanted * (torch.log(wanted + 1e-9) - told)
+        scores, wanted = F.log_softmax(a / 4.0, -1), F.softmax(b.detach() / 4.0, -1)
+        apart = wanted * (torch.log(wanted + 1e-9) - scores)
         return 16.0 * apart.sum(-1).mean() + F.log_softmax(a, -1)[:, 0].mean() * -0.1
 
     def _pairs(self, a: Tensor, b: Tensor) -> Tensor:

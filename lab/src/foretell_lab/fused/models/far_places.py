@@ -103,9 +103,9 @@ class Points(nn.Module):  # type: ignore[misc]
         turned = torch.bmm(*half(self.precision, near, turn))
         off = torch.bmm(turn, turn.transpose(1, 2)) - torch.eye(a, device=x.device, dtype=x.dtype)
         all_of = torch.cat((turned, whole.unsqueeze(1).expand(b, n, -1).to(turned.dtype)), -1)
-        told = F.log_softmax(self.head(dropout(all_of, 0.3)).float(), -1)
+        scores = F.log_softmax(self.head(dropout(all_of, 0.3)).float(), -1)
         return (
-            -told[..., 0].mean() + 1e-3 * torch.linalg.vector_norm(off.float(), dim=(1, 2)).mean()
+            -scores[..., 0].mean() + 1e-3 * torch.linalg.vector_norm(off.float(), dim=(1, 2)).mean()
         )
 
 

@@ -48,9 +48,9 @@ def larger(x: Tensor, times: int = 2) -> Tensor:
 
 def pixels(y: Tensor) -> Tensor:
     """Cross entropy of every place, channels being classes; unlabelled places do not count."""
-    told = F.log_softmax(y.float(), 1)[:, 0]
+    scores = F.log_softmax(y.float(), 1)[:, 0]
     counts = (y[:, -1].detach() > -1.0).float()
-    return -(told * counts).sum() / counts.sum().clamp_min(1.0)
+    return -(scores * counts).sum() / counts.sum().clamp_min(1.0)
 
 
 class Unit(nn.Module):  # type: ignore[misc]
@@ -114,18 +114,18 @@ class Boxes(nn.Module):  # type: ignore[misc]
         return x
 
     def forward(self, *levels: Tensor) -> tuple[Tensor, ...]:
-        told = []
+        scores = []
         for x, scale in zip(levels, self.scales, strict=True):
             a, b = self._tower(x, 0), self._tower(x, 2)
             sides = torch.exp(self.ends[1](b).float() * scale)
             ends = (self.ends[0](a), sides, self.ends[2](b))
-            told.append([t.permute(0, 2, 3, 1).flatten(1, 2) for t in ends])
-        return tuple(torch.cat(parts, 1).float() for parts in zip(*told, strict=True))
+            scores.append([t.permute(0, 2, 3, 1).flatten(1, 2) for t in ends])
+        return tuple(torch.cat(parts, 1).float() for parts in zip(*scores, strict=True))
 
 
-def _found(told: tuple[Tensor, ...]) -> Tensor:
+def _found(outputs: tuple[Tensor, ...]) -> Tensor:
     """A focal loss of classes, overlaps of boxes with those around them, centres."""
-    scores, sides, centre = told
+    scores, sides, centre = outputs
     p = torch.sigmoid(scores)
     focal = 0.75 * p.square() * F.softplus(scores)
     wanted = sides.detach().flip(1)
@@ -177,9 +177,9 @@ class Hourglass(nn.Module):  # type: ignore[misc]
         return heat, x + y + self.back(heat)
 
 
-def _heat(told: tuple[Tensor, Tensor]) -> Tensor:
+def _heat(outputs: tuple[Tensor, Tensor]) -> Tensor:
     """A focal loss of heat maps, and what goes to the next hourglass."""
-    heat, y = told
+    heat, y = outputs
     p = torch.sigmoid(heat.float()).clamp(1e-4, 1 - 1e-4)
     bump = torch.exp(-heat.detach().float().square())
     there = (bump > 0.9).float()
@@ -267,8 +267,8 @@ class Attended(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.second(self.first(x))
-        told = self._gate(y.mean((2, 3))) + self._gate(y.amax((2, 3)))
-        y = y * torch.sigmoid(told)[:, :, None, None]
+        scores = self._gate(y.mean((2, 3))) + self._gate(y.amax((2, 3)))
+        y = y * torch.sigmoid(scores)[:, :, None, None]
         seen = torch.cat((y.mean(1, keepdim=True), y.amax(1, keepdim=True)), 1)
         return F.relu(x + y * torch.sigmoid(self.norm(self.place(seen))))
 

@@ -74,9 +74,9 @@ class Hyena(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Tensor, places: Tensor, decay: Tensor) -> Tensor:
         a, b, v = self._along(self.enter(x).transpose(1, 2), self.short).chunk(3, 1)
-        told = self.filter(torch.sin(10.0 * self.waves(places)))
+        scores = self.filter(torch.sin(10.0 * self.waves(places)))
         t = torch.arange(self.taps, device=x.device) / self.taps
-        long = told.t() * torch.exp(-t * decay.abs()).to(told.dtype)
+        long = scores.t() * torch.exp(-t * decay.abs()).to(scores.dtype)
         v = v * b
         y = a * (self._along(v, long.unsqueeze(1)) + v * self.skip)
         return self.out(y.transpose(1, 2))
@@ -85,8 +85,8 @@ class Hyena(nn.Module):  # type: ignore[misc]
 def hyena(chance: Random, precision: str) -> Made:
     """An operator of Hyena with a filter of some dozen places."""
     width, taps = chance.choice((96, 192, 384, 768, 864)), chance.choice((16, 32, 64))
-    told = noise(taps, 9, precision=precision), noise(width, 1, precision="fp32")
-    return Hyena(width, taps, precision), (words(chance, precision, width), *told), _square
+    scores = noise(taps, 9, precision=precision), noise(width, 1, precision="fp32")
+    return Hyena(width, taps, precision), (words(chance, precision, width), *scores), _square
 
 
 class Switched(nn.Module):  # type: ignore[misc]
@@ -102,8 +102,8 @@ class Switched(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Tensor, jitter: Tensor) -> tuple[Tensor, Tensor]:
         h = self.norm(x)
-        told = self.router(h.float() * (1 + 0.01 * jitter))
-        shares = F.softmax(told, -1)
+        scores = self.router(h.float() * (1 + 0.01 * jitter))
+        shares = F.softmax(scores, -1)
         best, which = shares.max(-1)
         mine = (which[:, None] == torch.arange(shares.shape[1], device=x.device)).float()
         sent = mine.t().unsqueeze(-1).to(h.dtype) * h
@@ -111,7 +111,7 @@ class Switched(nn.Module):  # type: ignore[misc]
         y = torch.matmul(*half(self.precision, F.relu(gate) * up, self.down))
         y = (y * (mine * best[:, None]).t().unsqueeze(-1)).sum(0)
         load = (mine.mean(0) * shares.mean(0)).sum() * shares.shape[1]
-        return x + y.to(x.dtype), load + 1e-3 * torch.logsumexp(told, -1).square().mean()
+        return x + y.to(x.dtype), load + 1e-3 * torch.logsumexp(scores, -1).square().mean()
 
 
 def switch(chance: Random, precision: str) -> Made:
@@ -120,7 +120,7 @@ def switch(chance: Random, precision: str) -> Made:
     x = noise(chance.choice((96, 320, 1000, 2048)), width, precision=precision, grad=True)
     model = Switched(width, chance.choice((4, 8, 16)), inner, precision)
     jitter = noise(len(x), width, precision="fp32")
-    return model, (x, jitter), lambda told: _square(told[0]) + told[1]
+    return model, (x, jitter), lambda scores: _square(scores[0]) + scores[1]
 
 
 class Dynamic(nn.Module):  # type: ignore[misc]
@@ -136,8 +136,8 @@ class Dynamic(nn.Module):  # type: ignore[misc]
         b, t, c = x.shape
         value, gate = self.enter(x).chunk(2, -1)
         y = value * torch.sigmoid(gate)
-        told = wide(self.precision, self.filter(y).view(b, t, self.heads, self.taps))
-        weights = dropout(F.softmax(told, -1), 0.1)
+        scores = wide(self.precision, self.filter(y).view(b, t, self.heads, self.taps))
+        weights = dropout(F.softmax(scores, -1), 0.1)
         wider = F.pad(y, (0, 0, self.taps - 1, 0)).view(b, -1, self.heads, c // self.heads)
         taken = sum(wider[:, i : i + t] * weights[..., i, None] for i in range(self.taps))
         return self.norm(x + self.out(taken.reshape(b, t, c).to(x.dtype)))
@@ -165,8 +165,8 @@ class Rounded(torch.autograd.Function):  # type: ignore[misc]
         y, scale = ctx.saved_tensors
         inside = (y > -ctx.most) & (y < ctx.most)
         steps = torch.where(inside, torch.round(y) - y, torch.sign(y) * ctx.most)
-        told = (given * steps).flatten(1).sum(1).view(-1, *(1 for _ in y.shape[1:]))
-        return given * inside, told.sum_to_size(scale.shape), None
+        scores = (given * steps).flatten(1).sum(1).view(-1, *(1 for _ in y.shape[1:]))
+        return given * inside, scores.sum_to_size(scale.shape), None
 
 
 class Quantized(nn.Module):  # type: ignore[misc]

@@ -129,8 +129,8 @@ class Flow(nn.Module):  # type: ignore[misc]
         wider = F.pad(y, (r, r, r, r))
         shifts = [(i, j) for i in range(2 * r + 1) for j in range(2 * r + 1)]
         costs = [(x * wider[:, :, i : i + h, j : j + w]).mean(1) for i, j in shifts]
-        told = F.leaky_relu(torch.cat((torch.stack(costs, 1), x), 1), 0.1)
-        return self.convs[1](F.leaky_relu(self.convs[0](told), 0.1))
+        scores = F.leaky_relu(torch.cat((torch.stack(costs, 1), x), 1), 0.1)
+        return self.convs[1](F.leaky_relu(self.convs[0](scores), 0.1))
 
 
 def _smooth(flow: Tensor) -> Tensor:
@@ -166,15 +166,15 @@ class Coupled(nn.Module):  # type: ignore[misc]
         x = x.reshape(b, 4 * c, h // 2, w // 2)
         kept, moved = self.mix((x + self.shift) * torch.exp(self.scale)).chunk(2, 1)
         y = F.relu(self.net[1](F.relu(self.net[0](kept))))
-        told = self.net[2](y).float()
-        scale = torch.sigmoid(told[:, 1::2] + 2.0)
-        moved = (moved + told[:, ::2]) * scale
+        scores = self.net[2](y).float()
+        scale = torch.sigmoid(scores[:, 1::2] + 2.0)
+        moved = (moved + scores[:, ::2]) * scale
         volume = torch.log(scale).sum((1, 2, 3)) + self.scale.float().sum() * h * w / 4
         return torch.cat((kept.float(), moved), 1), volume
 
 
-def _likely(told: tuple[Tensor, Tensor]) -> Tensor:
-    z, volume = told
+def _likely(scores: tuple[Tensor, Tensor]) -> Tensor:
+    z, volume = scores
     return -((-0.5 * (z.square() + 1.8379)).sum((1, 2, 3)) + volume).mean() / z[0].numel()
 
 
@@ -256,10 +256,10 @@ def arriving(chance: Random, precision: str) -> Made:
     batch, more = chance.choice((3, 8, 24, 32, 64, 128)), side + 8
     shape = (batch, more, more, 3) if chance.random() < 0.5 else (batch, 3, more, more)
     x = torch.zeros(shape, dtype=torch.uint8)
-    told = [noise(batch, 1, 1, 1, precision="fp32", grad=True) for _ in range(2)]
+    scores = [noise(batch, 1, 1, 1, precision="fp32", grad=True) for _ in range(2)]
     mirrored = torch.zeros(batch, 1, 1, 1, dtype=torch.bool)
     width = chance.choice((96, 192, 384, 768))
-    return Arriving(width, patch, side, precision), (x, told[0], mirrored, told[1]), _square
+    return Arriving(width, patch, side, precision), (x, scores[0], mirrored, scores[1]), _square
 
 
 NEAR_MIXED: dict[str, Callable[[Random, str], Made]] = {

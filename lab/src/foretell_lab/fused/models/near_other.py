@@ -76,11 +76,11 @@ class Interest(nn.Module):  # type: ignore[misc]
 
     def forward(self, offered: Tensor, seen: Tensor, rest: Tensor) -> Tensor:
         q = offered[:, None].expand(seen.shape)
-        told = self.weigh[0](torch.cat((q, seen, q - seen, q * seen), -1)).float()
-        spread, middle = torch.var_mean(told, (0, 1), correction=0, keepdim=True)
-        p = torch.sigmoid((told - middle) * torch.rsqrt(spread + 1e-8))
-        told = (p * told + (1 - p) * self.slope * told).to(seen.dtype)
-        weight = self.weigh[1](told).masked_fill(seen[..., :1] > 2.0, 0.0)
+        scores = self.weigh[0](torch.cat((q, seen, q - seen, q * seen), -1)).float()
+        spread, middle = torch.var_mean(scores, (0, 1), correction=0, keepdim=True)
+        p = torch.sigmoid((scores - middle) * torch.rsqrt(spread + 1e-8))
+        scores = (p * scores + (1 - p) * self.slope * scores).to(seen.dtype)
+        weight = self.weigh[1](scores).masked_fill(seen[..., :1] > 2.0, 0.0)
         taken = (weight * seen).sum(1, keepdim=True)
         x = torch.cat((offered[:, None], taken.to(rest.dtype), rest), 1)
         q, k, v = self.qk(x).chunk(3, -1)
@@ -152,8 +152,8 @@ class Bells(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor, luck: Tensor) -> Tensor:
         middle, spread = self.enter[1](torch.tanh(self.enter[0](x))).float().chunk(2, -1)
         z = middle + torch.exp(0.5 * spread) * luck
-        told = self.end[1](torch.tanh(self.end[0](z.to(x.dtype)))).float()
-        share, at, wide_ = told.view(len(x), -1, 3, self.count).unbind(2)
+        scores = self.end[1](torch.tanh(self.end[0](z.to(x.dtype)))).float()
+        share, at, wide_ = scores.view(len(x), -1, 3, self.count).unbind(2)
         off = (x.float()[..., None] - at) * torch.exp(-wide_.clamp(-5.0, 5.0))
         each = F.log_softmax(share, -1) - 0.5 * off.square() - wide_ - 0.9189
         likely = torch.logsumexp(each, -1).sum(-1)
@@ -189,9 +189,9 @@ class Angles(nn.Module):  # type: ignore[misc]
         cos = F.linear(*half(self.precision, x, weight)).float().clamp(-1 + 1e-6, 1 - 1e-6)
         sin = torch.sqrt(1 - cos.square())
         wider = torch.where(cos > -0.8776, cos * 0.8776 - sin * 0.4794, cos - 0.2397)
-        told = F.log_softmax(64.0 * torch.where(right, wider, cos), -1)
-        smooth = torch.where(right, 0.9, 0.1 / told.shape[-1])
-        return -(told * smooth).sum(-1).mean()
+        scores = F.log_softmax(64.0 * torch.where(right, wider, cos), -1)
+        smooth = torch.where(right, 0.9, 0.1 / scores.shape[-1])
+        return -(scores * smooth).sum(-1).mean()
 
 
 def arcface(chance: Random, precision: str) -> Made:

@@ -49,10 +49,10 @@ class Heard(nn.Module):  # type: ignore[misc]
         y = wide(self.precision, self._along(x, self.first, 5))
         y = F.gelu(F.group_norm(y, y.shape[1], self.scale, self.shift))
         y = self.norm(F.gelu(self._along(y, self.second, 2)).transpose(1, 2))
-        told = self.codes(y).float().view(*y.shape[:2], 2, -1)
+        scores = self.codes(y).float().view(*y.shape[:2], 2, -1)
         bumps = -torch.log(-torch.log(luck.abs().clamp(1e-6, 0.999)))
-        chosen = F.softmax((told + bumps) / 2.0, -1).flatten(2)
-        shares = F.softmax(told, -1).mean((0, 1))
+        chosen = F.softmax((scores + bumps) / 2.0, -1).flatten(2)
+        shares = F.softmax(scores, -1).mean((0, 1))
         even = torch.exp(-(shares * torch.log(shares + 1e-7)).sum(-1)).sum()
         code = torch.matmul(*half(self.precision, chosen.to(self.table.dtype), self.table))
         near = (y * code).sum(-1) / (y.norm(dim=-1) * code.norm(dim=-1)).clamp_min(1e-6)
@@ -88,8 +88,8 @@ class Speaking(nn.Module):  # type: ignore[misc]
         for _ in range(3):
             seen = torch.zeros_like(hidden, dtype=h.dtype) if mixed is None else mixed.to(h.dtype)
             both = torch.stack((seen, seen if last is None else last), -1)
-            told = torch.tanh(self.query(h)[:, None] + keys + self.looked(both))
-            energy = wide(self.precision, self.energy(told).squeeze(-1)).masked_fill(hidden, -1e4)
+            scores = torch.tanh(self.query(h)[:, None] + keys + self.looked(both))
+            energy = wide(self.precision, self.energy(scores).squeeze(-1)).masked_fill(hidden, -1e4)
             now, last = F.softmax(energy, -1), seen
             mixed = now if mixed is None else mixed + now
             context = (now[..., None] * memory).sum(1).to(h.dtype)
@@ -125,8 +125,8 @@ class Chosen(nn.Module):  # type: ignore[misc]
         self.precision = precision
 
     def forward(self, x: Tensor) -> Tensor:
-        told = self.weigh[1](F.elu(self.weigh[0](x.flatten(2))))
-        shares = F.softmax(wide(self.precision, told), -1)
+        scores = self.weigh[1](F.elu(self.weigh[0](x.flatten(2))))
+        shares = F.softmax(wide(self.precision, scores), -1)
         value, gate = dropout(self.mid(F.elu(self.enter(x))), 0.1).chunk(2, -1)
         y = self.norm(x + value * torch.sigmoid(gate))
         return self.end((y * shares[..., None]).sum(2).to(x.dtype))
@@ -161,10 +161,10 @@ class Explained(nn.Module):  # type: ignore[misc]
         spread = x.abs().amax(-1, keepdim=True) + 1e-3
         left, sum_ = x / spread, None
         for first, second, end in self.blocks:
-            told = end(F.relu(second(F.relu(first(left)))))
-            told = told + torch.cos(self.waves(told))
-            left = left - told[:, : self.past]
-            ahead = told[:, self.past :]
+            scores = end(F.relu(second(F.relu(first(left)))))
+            scores = scores + torch.cos(self.waves(scores))
+            left = left - scores[:, : self.past]
+            ahead = scores[:, self.past :]
             sum_ = ahead if sum_ is None else sum_ + ahead
         return sum_ * spread
 
@@ -193,16 +193,16 @@ class Tags(nn.Module):  # type: ignore[misc]
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        told = self.tell(dropout(torch.tanh(x), 0.3)).float()
+        scores = self.tell(dropout(torch.tanh(x), 0.3)).float()
         counts = (x[..., 0].detach() > -2.5)[..., None]
-        sums = told[:, 0]
+        sums = scores[:, 0]
         best = sums
         for t in range(1, 4):
-            paths = sums[:, :, None] + self.follows + told[:, t, None]
+            paths = sums[:, :, None] + self.follows + scores[:, t, None]
             sums = torch.where(counts[:, t], torch.logsumexp(paths, 1), sums)
-            best = (best[:, :, None] + self.follows).amax(1) + told[:, t]
+            best = (best[:, :, None] + self.follows).amax(1) + scores[:, t]
         return (
-            torch.logsumexp(sums, -1) - best.amax(-1) + 0.01 * told.square().mean((1, 2))
+            torch.logsumexp(sums, -1) - best.amax(-1) + 0.01 * scores.square().mean((1, 2))
         ).mean()
 
 

@@ -255,8 +255,8 @@ def electra(chance: Random, precision: str) -> Made:
     batch, length = rows(chance, width, width // 64)
     ids, types = (torch.zeros(batch, length, dtype=torch.int64) for _ in range(2))
 
-    def loss(told: tuple[Tensor, Tensor]) -> Tensor:
-        forged, guess = told
+    def loss(scores: tuple[Tensor, Tensor]) -> Tensor:
+        forged, guess = scores
         sure = forged.clamp_min(0) - forged * 0.15 + torch.log1p(torch.exp(-forged.abs()))
         seen = (forged.detach() > -4.0).float()
         return 50.0 * (sure * seen).sum() / seen.sum().clamp_min(1.0) + entropy(precision, guess)
