@@ -118,3 +118,19 @@ def test_the_walk_through_the_code_is_short_and_leads_somewhere():
     files = set(re.findall(r"`([\w/]+\.py)`", walk)) - {"docs/from_scratch.py"}
     assert 15 <= len(files) <= 25
     assert [name for name in files if not (ROOT / "src" / "foretell" / name).exists()] == []
+
+
+def test_pages_name_files_of_the_code_that_exist():
+    folders = ("src", "lab", "tests", "benchmarks", "docs")
+    known = {path.name for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    known |= {path.name for path in ROOT.glob("*.py")}
+    ours = r"`((?:[a-z]\w*/)*\w+\.py)`"  # accuracy's pages and decisions name files of others, or old
+    pages = [*ROOT.glob("*.md"), *(DOCS / "concepts").glob("*.md"), *DOCS.glob("reference/*.md")]
+    gone = [
+        f"{page.name}: {name}"
+        for page in pages
+        if page.name != "CHANGELOG.md"
+        for name in re.findall(ours, page.read_text())
+        if name.rpartition("/")[2] not in known | {"train.py", "toy.py"}
+    ]
+    assert gone == []
