@@ -78,14 +78,14 @@ def main() -> None:
 def measure(folder: Path) -> None:
     """Bench, then every plan of every script, turn by turn."""
     folder.mkdir(parents=True, exist_ok=True)
-    _asked("bench", "--no-ops", "-o", folder / "bench", "--ranks", RANKS)
+    _query("bench", "--no-ops", "-o", folder / "bench", "--ranks", RANKS)
     steps: dict[str, dict[str, list[float]]] = {}
     for turn, name in ((turn, name) for turn in range(TURNS) for name in SCRIPTS):
         with tempfile.TemporaryDirectory() as place:
             for k, (plan, script) in enumerate(_plans(Path(place), name).items()):
                 out = folder / f"{name}-{turn}" if k == 0 else folder / "other"
                 line = ("run", script, "--plan", plan, "--steps", STEPS, "-o", out)
-                took = _asked(*line, "--device", "cpu")["step_s"]
+                took = _query(*line, "--device", "cpu")["step_s"]
                 steps.setdefault(name, {}).setdefault(plan, []).append(took)
         (folder / "steps.json").write_text(json.dumps(steps, indent=1) + "\n")
 
@@ -111,11 +111,11 @@ def figures_of(folder: Path) -> list[dict[str, Any]]:
             plans = _plans(Path(place), name)
             learned = Path(place) / "calibration.json"
             script = ("--workload", next(iter(plans.values())))
-            _asked("fit", *sorted(folder.glob(f"{name}-*")), *script, *on, "-o", learned)
+            _query("fit", *sorted(folder.glob(f"{name}-*")), *script, *on, "-o", learned)
             for plan, took in steps.items():
                 line = ("predict", plans[plan], *on, "--plan", plan)
-                before = _asked(*line)["step_s"]
-                after = _asked(*line, "--calibration", learned)["step_s"]
+                before = _query(*line)["step_s"]
+                after = _query(*line, "--calibration", learned)["step_s"]
                 found.append({"script": name, "plan": plan, "steps": took, "before": before,
                               "after": after, "measured": median(took),
                               "is_first": plan == next(iter(plans))})  # fmt: skip
@@ -133,7 +133,7 @@ def show(rows: list[dict[str, Any]]) -> None:
               f"of {len(errors)} plans that were not fed back")  # fmt: skip
 
 
-def _asked(*words: Any) -> Any:
+def _query(*words: Any) -> Any:
     """What a command answers."""
     line = [*map(str, words), "--json", "-q"]
     result = CliRunner().invoke(foretell, line, catch_exceptions=False)

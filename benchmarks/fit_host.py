@@ -128,18 +128,18 @@ def features(row: Row) -> Counter[str]:
 
 def fit(rows: list[tuple[tuple[str, str, str], Counter[str], float]], names: list[str]) -> None:
     """Relative least squares, twice more with what is far off counting less."""
-    asked = np.array([[counts.get(name, 0.0) for name in names] for _, counts, _ in rows])
+    options = np.array([[counts.get(name, 0.0) for name in names] for _, counts, _ in rows])
     took = np.array([seconds for _, _, seconds in rows])
     weight = 1 / took
     for _ in range(3):
-        found, _ = nnls(asked * weight[:, None], took * weight)
-        off = np.abs(asked @ found / took - 1)
+        found, _ = nnls(options * weight[:, None], took * weight)
+        off = np.abs(options @ found / took - 1)
         weight = 1 / took / np.sqrt(1 + (off / 0.15) ** 2)
     for name, value in zip(names, found, strict=True):
         print(f"{name:40s} {value * 1e6:7.1f} µs")
-    told = asked @ found
+    answer = options @ found
     by = defaultdict(list)
-    for (key, _, seconds), said in zip(rows, told, strict=True):
+    for (key, _, seconds), said in zip(rows, answer, strict=True):
         print(f"  {key[0]:28s}{key[1]:9s}{key[2]:9s} {seconds * 1e6:7.1f} {said * 1e6:7.1f}")
         by[key[1]].append(said / seconds - 1)
     for way, errors in by.items():
@@ -165,11 +165,13 @@ TRUST = 0.15  # of a guess against a step's row
 def kinds_of_kernels() -> None:
     """Seconds a kernel of each kind, and both halves of the measured models."""
     ways = {"fp32": "", "bf16-mixed": "bf16"}
-    asked = {(m, w): (described(m, w), captured(m, a)) for m in WORKLOADS for w, a in ways.items()}
+    options = {
+        (m, w): (described(m, w), captured(m, a)) for m in WORKLOADS for w, a in ways.items()
+    }
     found = []
     for way, name in enumerate(("forward", "backward")):
         rows = [
-            [c[way][k] / t[way] for k in KINDS] for (m, _), (c, t) in asked.items() if m in FITTED
+            [c[way][k] / t[way] for k in KINDS] for (m, _), (c, t) in options.items() if m in FITTED
         ]
         held = np.diag(TRUST / np.array(GUESS[way]))
         wanted = np.concatenate([np.ones(len(rows)), np.full(len(KINDS), TRUST)])
@@ -178,16 +180,16 @@ def kinds_of_kernels() -> None:
     steps = [r for r in json.loads(STEPS.read_text())["rows"] if r["part"] == "host"]
     for is_fitted in (True, False):
         errors = []
-        for (model, way), (counts, _) in asked.items():
+        for (model, way), (counts, _) in options.items():
             mine = [r for r in steps if r["model"] == model and r["way"].split()[0] == way]
             mine = [r for r in mine if "nhwc" not in r["way"]]
             if (model in FITTED) == is_fitted and mine:
-                told = sum(
+                answer = sum(
                     counts[w][k] * v for w in (0, 1) for k, v in zip(KINDS, found[w], strict=True)
                 )
                 took = sum(np.median([r[f"{w}_s"] for r in mine]) for w in ("forward", "backward"))
-                errors.append(told / took - 1)
-                print(f"  {model:18s}{way:12s}{1e3 * took:7.1f} ms {1e3 * told:7.1f}")
+                errors.append(answer / took - 1)
+                print(f"  {model:18s}{way:12s}{1e3 * took:7.1f} ms {1e3 * answer:7.1f}")
         word = "fitted" if is_fitted else "kept out"
         print(
             f"{word}: median error {np.median(np.abs(errors)):.1%}, bias {np.median(errors):+.1%}"

@@ -176,12 +176,12 @@ def fit(some: Sequence[Case], judges: Sequence[Case] = ()) -> None:
 
 def main() -> None:
     """Print the table."""
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("folders", nargs="+", type=Path)
-    asked.add_argument("--without", action="append", default=[])
-    asked.add_argument("--fit", action="store_true")
-    asked.add_argument("--judge", action="append", default=[], type=Path)
-    given = asked.parse_args()
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("folders", nargs="+", type=Path)
+    options.add_argument("--without", action="append", default=[])
+    options.add_argument("--fit", action="store_true")
+    options.add_argument("--judge", action="append", default=[], type=Path)
+    given = options.parse_args()
     found = [c for folder in given.folders for c in cases(folder, set(given.without))]
     if given.fit:
         fit(found, [c for folder in given.judge for c in cases(folder, set(given.without))])

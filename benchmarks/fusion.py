@@ -89,8 +89,8 @@ HEAD = (
 
 
 def main() -> None:
-    asked = sys.argv[1:] or [*CLUSTERS, "published", "rivals"]
-    for name in asked:
+    options = sys.argv[1:] or [*CLUSTERS, "published", "rivals"]
+    for name in options:
         if name == "published":
             published()
         elif name == "rivals":

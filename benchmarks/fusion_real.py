@@ -83,11 +83,11 @@ def main() -> None:
 
 def row(model: str, ranks: int, link: str, rounds: int, steps: int) -> dict[str, object]:
     os.environ["FUSION_MODEL"] = model
-    asked = Asked(SCRIPT, steps=8, rounds=rounds, device="cpu", network=link)
-    ways = searched_ways(measure(asked, ranks), ranks)
+    options = Asked(SCRIPT, steps=8, rounds=rounds, device="cpu", network=link)
+    ways = searched_ways(measure(options, ranks), ranks)
     tried = ways.unique
     caps = tuple(ways.caps(cut) for cut in tried)
-    found = measure(replace(asked, steps=steps, candidates=caps), ranks, timeout=1500.0)
+    found = measure(replace(options, steps=steps, candidates=caps), ranks, timeout=1500.0)
     taken = [[min(took) for took in way] for way in found["rounds"]]
     times = {name: taken[tried.index(cut)] for name, cut in ways.cuts.items()}
     return compared(model, ranks, link, ways, times)

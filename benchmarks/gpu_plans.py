@@ -338,16 +338,16 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--parts", default="alone,cells,shared,scripts")
-    asked = parser.parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     import torch.multiprocessing as mp
 
     os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
-    for part in asked.parts.split(","):
+    for part in options.parts.split(","):
         begun = time.time()
         job, ranks = PARTS[part]
         try:
-            mp.spawn(job, (str(asked.out), tempfile.mkdtemp()), ranks)
+            mp.spawn(job, (str(options.out), tempfile.mkdtemp()), ranks)
         except Exception as error:
             print(part, "ended:", str(error)[-600:], flush=True)
         print(part, f"{time.time() - begun:.0f} s", flush=True)

@@ -180,16 +180,16 @@ def main() -> None:
     parser.add_argument("--from", dest="others", type=Path, help="a file whose answers are taken")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--print", dest="shown", type=Path)
-    asked = parser.parse_args()
-    path = asked.shown or asked.output
+    options = parser.parse_args()
+    path = options.shown or options.output
     rows = _rows(path)
-    if asked.others:
-        for name, row in _rows(asked.others).items():
+    if options.others:
+        for name, row in _rows(options.others).items():
             rows[name] = rows.get(name, {}) | row
-    elif not asked.shown:
-        _answer_all(rows, asked)
-    if asked.output:
-        write_text(asked.output, json.dumps(rows, indent=1))
+    elif not options.shown:
+        _answer_all(rows, options)
+    if options.output:
+        write_text(options.output, json.dumps(rows, indent=1))
     print("\n".join([*map(_line, rows.values()), *summary(list(rows.values()))]))
 
 
@@ -197,20 +197,20 @@ def _rows(path: Path | None) -> dict[str, Any]:
     return json.loads(path.read_text()) if path and path.is_file() else {}
 
 
-def _answer_all(rows: dict[str, Any], asked: Any) -> None:
+def _answer_all(rows: dict[str, Any], options: Any) -> None:
     """Every answer that is asked for, kept as they come."""
-    first, every = map(int, asked.part.split("/"))
-    mine = [c for c in CASES if _is_asked(c, asked.only)][first - 1 :: every]
-    earlier = _rows(asked.earlier)
-    questions = [one for case in mine for one in _questions(rows, earlier, case, asked)]
-    if asked.workers > 1:
+    first, every = map(int, options.part.split("/"))
+    mine = [c for c in CASES if _is_asked(c, options.only)][first - 1 :: every]
+    earlier = _rows(options.earlier)
+    questions = [one for case in mine for one in _questions(rows, earlier, case, options)]
+    if options.workers > 1:
         questions.sort(key=lambda one: -one.had.get("cpu_s", 60.0))
     if questions:  # what all of them load is loaded once
         predict(Plan(dp=8), load_workload(CASES[0][0]), load("dgx-a100"))
-    for one, found in answers(_answered, questions, asked.workers, asked.seconds):
+    for one, found in answers(_answered, questions, options.workers, options.seconds):
         rows.setdefault(one.case, {"model": one.model, "cluster": one.on})[one.method] = found
-        if asked.output:
-            write_text(asked.output, json.dumps(rows, indent=1))
+        if options.output:
+            write_text(options.output, json.dumps(rows, indent=1))
         what = found.get("step_s") or found["error"]
         print(one.case, one.method, what, f"{found.get('cpu_s', 0):.1f} CPU-s", flush=True)
 
@@ -232,26 +232,26 @@ class Question(NamedTuple):
 
 
 def _questions(
-    rows: dict[str, Any], earlier: dict[str, Any], case: tuple[str, str], asked: Any
+    rows: dict[str, Any], earlier: dict[str, Any], case: tuple[str, str], options: Any
 ) -> list[Question]:
     """What is asked about one case."""
     done, had = (some.get(" on ".join(case), {}) for some in (rows, earlier))
-    chosen = asked.methods.split(",") if asked.methods else names(case[1])
+    chosen = options.methods.split(",") if options.methods else names(case[1])
     return [
         Question(
-            *case, name, asked.evaluations, name in asked.reprice.split(","), had.get(name, {})
+            *case, name, options.evaluations, name in options.reprice.split(","), had.get(name, {})
         )
         for name in names(case[1])
         if name in chosen and name not in done
     ]
 
 
-def _answered(asked: Question) -> dict[str, Any]:
+def _answered(options: Question) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        workload, cluster = load_workload(asked.model), cluster_of(asked.on, Path(folder))
-        if asked.had and asked.reprices:
-            return repriced(asked.had, workload, cluster)
-        return answer(planner_of(asked.method, workload, asked.evaluations), workload, cluster)
+        workload, cluster = load_workload(options.model), cluster_of(options.on, Path(folder))
+        if options.had and options.reprices:
+            return repriced(options.had, workload, cluster)
+        return answer(planner_of(options.method, workload, options.evaluations), workload, cluster)
 
 
 def _is_asked(case: tuple[str, str], only: str) -> bool:
@@ -270,9 +270,9 @@ def repriced(found: dict[str, Any], workload: Workload, cluster: Cluster) -> dic
 
 def _steps(row: dict[str, Any], names: Any) -> dict[str, float]:
     """Seconds that methods of a row found, those inside the placement planner's among them."""
-    told = {n: row[n]["step_s"] for n in names if "step_s" in row.get(n, {})}
+    result = {n: row[n]["step_s"] for n in names if "step_s" in row.get(n, {})}
     inside = row.get("placement", {}).get("baselines", {})
-    return told | {n: inside[n] for n in names if n in inside}
+    return result | {n: inside[n] for n in names if n in inside}
 
 
 def _line(row: dict[str, Any]) -> str:

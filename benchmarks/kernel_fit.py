@@ -112,13 +112,15 @@ def turn_roofline(state: State, measured: Sequence[Measured], steps: int) -> flo
 _BARE = {"peak": (0.2, 1.0), "half_flops": (1e5, 1e10), "bandwidth": (0.3, 1.0)}
 
 
-def _turn_bare(numbers: dict[str, float], asked: list[tuple[Group, Floats]], steps: int) -> Floats:
+def _turn_bare(
+    numbers: dict[str, float], options: list[tuple[Group, Floats]], steps: int
+) -> Floats:
     """Turn the roofline of one pipe; return what is left of ln(priced/measured)."""
     first = np.log([numbers[k] for k in _BARE])
 
     def residuals(x: Floats) -> Floats:
         numbers.update(zip(_BARE, (float(f"{v:.4g}") for v in np.exp(x)), strict=True))
-        return np.concatenate([np.log(roofline(group) / seconds) for group, seconds in asked])
+        return np.concatenate([np.log(roofline(group) / seconds) for group, seconds in options])
 
     bounds = np.log(list(_BARE.values())).T
     best = least_squares(

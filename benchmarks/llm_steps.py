@@ -413,7 +413,7 @@ def step(
     found["peak_bytes"] = torch.cuda.max_memory_allocated()
     found["reserved_bytes"] = torch.cuda.max_memory_reserved()
     found["parameters"] = sum(p.numel() for p in model.parameters())
-    asked = {
+    options = {
         "part": "step",
         "model": name,
         "kind": kind,
@@ -423,7 +423,7 @@ def step(
         "batch": batch,
         "optimizer": optimizer,
     }
-    return asked | found
+    return options | found
 
 
 def main() -> None:
@@ -452,20 +452,20 @@ def main() -> None:
 
     parts = given.part or ["eager", "compiled", "kernels"]
     order = [s for s in STEPS if ("compiled" if s[2] else "eager") in parts][given.skip :]
-    for asked in order[:: 12 if given.quick else 1]:
+    for options in order[:: 12 if given.quick else 1]:
         if time.time() - began > given.seconds:
-            print("left out:", asked)
+            print("left out:", options)
             continue
         try:
-            keep([step(*asked, sampler)])
+            keep([step(*options, sampler)])
             row = rows[-1]
             print(
-                asked,
+                options,
                 f"{1e3 * row['seconds']:.2f} ms (cold {1e3 * row['cold_s']:.2f}) {row['mhz']:.0f} MHz {row['watts']:.0f} W {row['peak_bytes'] / 2**30:.2f} GiB",
                 flush=True,
             )
         except Exception as error:
-            print(asked, "failed:", type(error).__name__, str(error)[:200], flush=True)
+            print(options, "failed:", type(error).__name__, str(error)[:200], flush=True)
         torch._dynamo.reset()
         gc.collect()
         torch.cuda.empty_cache()

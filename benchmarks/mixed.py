@@ -56,14 +56,14 @@ def settings() -> list[Setting]:
 
 def main() -> None:
     """Run and print."""
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("-o", "--output", type=Path, default=Path("mixed"))
-    asked.add_argument("--minutes", type=float, default=20.0)
-    asked.add_argument("--rounds", type=int, default=3)
-    asked.add_argument("--steps", type=int, default=5)
-    asked.add_argument("--more", action="store_true")
-    asked.add_argument("--factors", action="store_true")
-    given = asked.parse_args()
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("-o", "--output", type=Path, default=Path("mixed"))
+    options.add_argument("--minutes", type=float, default=20.0)
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--steps", type=int, default=5)
+    options.add_argument("--more", action="store_true")
+    options.add_argument("--factors", action="store_true")
+    given = options.parse_args()
     own = {"program": by_program}
     where, plans = (SMALL, ("proportional", "program")) if given.factors else (settings(), PLANS)
     if given.more:

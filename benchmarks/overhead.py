@@ -135,9 +135,9 @@ CASES = {
 }
 
 
-def measure(rank: int, folder: str, asked: Any) -> None:
+def measure(rank: int, folder: str, options: Any) -> None:
     """One rank: each case, both versions in turn."""
-    if asked.pin and (cores := cores_of_ranks(2)):
+    if options.pin and (cores := cores_of_ranks(2)):
         os.sched_setaffinity(0, cores[rank])
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -145,28 +145,28 @@ def measure(rank: int, folder: str, asked: Any) -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=120)
     )
-    x = torch.randn(asked.batch, asked.width, generator=torch.Generator().manual_seed(1))
-    x = x.to(asked.device)
+    x = torch.randn(options.batch, options.width, generator=torch.Generator().manual_seed(1))
+    x = x.to(options.device)
     heartbeat = Heartbeat(Path(folder), rank, os.getppid())
     found = {}
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    for name in asked.only:
-        found[name] = one_case(name, asked, x, heartbeat)
+    for name in options.only:
+        found[name] = one_case(name, options, x, heartbeat)
     Path(folder, f"found-{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def one_case(name: str, asked: Any, x: Any, heartbeat: Heartbeat) -> list[tuple[Took, Took]]:
+def one_case(name: str, options: Any, x: Any, heartbeat: Heartbeat) -> list[tuple[Took, Took]]:
     """The pairs of every make, each version made first in every other."""
     by_hand, text = CASES[name]
     theirs = partial(by_hand, x)
-    mine = partial(ours, text.format(micro=asked.batch // 8), x, heartbeat)
-    mine = theirs if asked.control else mine
+    mine = partial(ours, text.format(micro=options.batch // 8), x, heartbeat)
+    mine = theirs if options.control else mine
     pairs: list[tuple[Took, Took]] = []
-    for turn in range(asked.makes):
+    for turn in range(options.makes):
         made = [make() for make in ((mine, theirs) if turn % 2 else (theirs, mine))]
         first, second = reversed(made) if turn % 2 else made
-        pairs += in_turn(first, second, asked.pairs // asked.makes)
+        pairs += in_turn(first, second, options.pairs // options.makes)
     return pairs
 
 
@@ -237,13 +237,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--control", action="store_true", help="both by hand: what noise makes")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        processes.spawn(measure, args=(folder, asked), nprocs=2, daemon=True)
+        processes.spawn(measure, args=(folder, options), nprocs=2, daemon=True)
         ranks = [json.loads(Path(folder, f"found-{r}.json").read_text()) for r in range(2)]
     found = {name: figures_of(joined([rank[name] for rank in ranks])) for name in ranks[0]}
-    if asked.json:
-        asked.json.write_text(json.dumps(found))
+    if options.json:
+        options.json.write_text(json.dumps(found))
     rows = []
     for name, one in found.items():
         both = [
@@ -252,7 +252,7 @@ def main() -> None:
             for field, (mid, low, high) in ((f, one[f]) for f in Took._fields)
         ]
         rows.append(Row(f"over {name}, {one['pairs']} pairs", "; ".join(both), f"{MOST:.0%}"))
-    show("By hand, against itself" if asked.control else "What `foretell run` costs", rows)
+    show("By hand, against itself" if options.control else "What `foretell run` costs", rows)
 
 
 if __name__ == "__main__":

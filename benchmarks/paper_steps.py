@@ -986,8 +986,8 @@ def main() -> None:
         if child.is_alive():
             child.kill()
             row.write_text(json.dumps({"model": name, "variant": way, "error": "over a minute"}))
-        told = json.loads(row.read_text()) if row.exists() else {"error": "died"}
-        print(f"{time.time() - begin:5.0f} {label} {told.get('median_ms', told.get('error'))}", flush=True)  # noqa: E501  # fmt: skip
+        answer = json.loads(row.read_text()) if row.exists() else {"error": "died"}
+        print(f"{time.time() - begin:5.0f} {label} {answer.get('median_ms', answer.get('error'))}", flush=True)  # noqa: E501  # fmt: skip
     found = [json.loads(path.read_text()) for path in sorted(rows.glob("*.json"))]
     found = [r for r in found if "median_ms" in r or "error" in r]
     machine = {"gpu": next(r["gpu"] for r in found if "gpu" in r), "torch": torch.__version__}

@@ -79,7 +79,7 @@ def problem(spec: str, stages: int, unit: float) -> Problem:
 def cases(ranks: int, micro_batches: int, unit: float) -> list[Case]:
     """Our orders and torch's, all over the same units."""
     one, two = ranks, 2 * ranks
-    asked = [
+    options = [
         ("gpipe", f"v:devices={ranks}", one, "gpipe", None),
         ("1f1b", f"v:devices={ranks}", one, "1f1b", None),
         ("searched", f"v:devices={ranks}", one, "search", None),
@@ -93,7 +93,7 @@ def cases(ranks: int, micro_batches: int, unit: float) -> list[Case]:
         ("searched waves, split", f"wave:devices={ranks},split=yes", two, "search", None),
     ]
     found = []
-    for name, spec, stages, method, memory in asked:
+    for name, spec, stages, method, memory in options:
         made = schedule(
             problem(spec, stages, unit), micro_batches=micro_batches, method=method, memory=memory
         )
@@ -153,7 +153,7 @@ class Theirs:
         self.schedule.step(*(inputs if first else ()), **wanted)
 
 
-def measure(rank: int, ranks: int, folder: str, todo: list[Case], asked: Any) -> None:
+def measure(rank: int, ranks: int, folder: str, todo: list[Case], options: Any) -> None:
     """One rank: run every case, every repetition of all before the next, and write what ran."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -164,10 +164,10 @@ def measure(rank: int, ranks: int, folder: str, todo: list[Case], asked: Any) ->
         world_size=ranks,
         timeout=timedelta(seconds=60),
     )
-    runs = [_runner(case, rank, ranks, asked) for case in todo]
-    x, y = batch(asked.micro_batches, works=asked.real)
+    runs = [_runner(case, rank, ranks, options) for case in todo]
+    x, y = batch(options.micro_batches, works=options.real)
     found: list[list[list[Ran]]] = [[] for _ in todo]
-    for repeat in range(asked.repeats + 1):
+    for repeat in range(options.repeats + 1):
         for at, (run, modules) in enumerate(runs):
             for module in modules.values():
                 module.zero_grad()
@@ -175,31 +175,33 @@ def measure(rank: int, ranks: int, folder: str, todo: list[Case], asked: Any) ->
             run.step((x,), y)
             if repeat:  # the first warms up
                 found[at].append(list(run.ran))
-    off = [_off(modules, case, x, y, asked) for case, (_, modules) in zip(todo, runs, strict=True)]
+    off = [
+        _off(modules, case, x, y, options) for case, (_, modules) in zip(todo, runs, strict=True)
+    ]
     torch.save((found, off), f"{folder}/rank-{rank}")
     dist.destroy_process_group()
 
 
-def _runner(case: Case, rank: int, ranks: int, asked: Any) -> tuple[Any, dict[int, Any]]:
-    unit = asked.unit_ms / 1e3
+def _runner(case: Case, rank: int, ranks: int, options: Any) -> tuple[Any, dict[int, Any]]:
+    unit = options.unit_ms / 1e3
     if case.torch_class:
         mine = [s for s, r in enumerate(places(case, ranks)) if r == rank]
-        modules = {s: stage(s, case.stages, unit, works=asked.real) for s in mine}
-        return Theirs(case, asked.micro_batches, modules), modules
+        modules = {s: stage(s, case.stages, unit, works=options.real) for s in mine}
+        return Theirs(case, options.micro_batches, modules), modules
     pipeline = Pipeline(parse(case.rows))
-    modules = {s: stage(s, case.stages, unit, works=asked.real) for s in pipeline.on(rank)}
+    modules = {s: stage(s, case.stages, unit, works=options.real) for s in pipeline.on(rank)}
     return Blocks(pipeline, modules, nn.functional.mse_loss), modules
 
 
-def _off(modules: dict[int, Any], case: Case, x: Any, y: Any, asked: Any) -> float:
+def _off(modules: dict[int, Any], case: Case, x: Any, y: Any, options: Any) -> float:
     """The largest difference of a gradient from that of one process."""
-    unit = asked.unit_ms / 1e3 if asked.real else 0.0  # of those that sleep, any length will do
-    parts = (stage(s, case.stages, unit, works=asked.real) for s in range(case.stages))
+    unit = options.unit_ms / 1e3 if options.real else 0.0  # of those that sleep, any length will do
+    parts = (stage(s, case.stages, unit, works=options.real) for s in range(case.stages))
     whole = nn.Sequential(*parts)
-    parts = zip(x.chunk(asked.micro_batches), y.chunk(asked.micro_batches), strict=True)
+    parts = zip(x.chunk(options.micro_batches), y.chunk(options.micro_batches), strict=True)
     sum(nn.functional.mse_loss(whole(a), b) for a, b in parts).backward()
     return max(
-        (p.grad - q.grad / asked.micro_batches).abs().max().item()
+        (p.grad - q.grad / options.micro_batches).abs().max().item()
         for s, module in modules.items()
         for p, q in zip(module.parameters(), whole[s].parameters(), strict=True)
     )
@@ -319,14 +321,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--unit-ms", type=float, default=16.0)
     parser.add_argument("--real", action="store_true", help="units that compute")
-    asked = parser.parse_args()
-    todo = cases(asked.ranks, asked.micro_batches, asked.unit_ms / 1e3)
+    options = parser.parse_args()
+    todo = cases(options.ranks, options.micro_batches, options.unit_ms / 1e3)
     with tempfile.TemporaryDirectory() as folder:
         processes.spawn(
-            measure, args=(asked.ranks, folder, todo, asked), nprocs=asked.ranks, daemon=True
+            measure, args=(options.ranks, folder, todo, options), nprocs=options.ranks, daemon=True
         )
-        measured = collected(folder, todo, asked.ranks)
-    report(measured, asked.real)
+        measured = collected(folder, todo, options.ranks)
+    report(measured, options.real)
 
 
 def report(measured: list[Measured], real: bool) -> None:
@@ -378,8 +380,8 @@ def _order(pairs: list[tuple[Measured, float]]) -> str:
         max(min(a[0].spans), min(b[0].spans)) > min(max(a[0].spans), max(b[0].spans))
         for a, b in both
     ]
-    told = [r for r, c in zip(right, clear, strict=True) if c]
-    return f"{sum(right)} of {len(right)}, beyond the spread {sum(told)} of {len(told)}"
+    answer = [r for r, c in zip(right, clear, strict=True) if c]
+    return f"{sum(right)} of {len(right)}, beyond the spread {sum(answer)} of {len(answer)}"
 
 
 def _percent(share: float) -> str:

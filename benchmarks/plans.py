@@ -37,19 +37,19 @@ MODELS = ("vgg19:batch=8", "bert_large:batch=2", "resnet101:batch=8")
 def rows() -> list[Row]:
     """The questions one after the other, then placements a second on 64 ranks."""
     found = answers(_answered, QUESTIONS)
-    return [*(_row(asked, one) for asked, one in found), *map(_speed, MODELS)]
+    return [*(_row(options, one) for options, one in found), *map(_speed, MODELS)]
 
 
-def _answered(asked: tuple[str, ...]) -> dict[str, Any]:
-    _, model, on, planner, _ = asked
+def _answered(options: tuple[str, ...]) -> dict[str, Any]:
+    _, model, on, planner, _ = options
     with tempfile.TemporaryDirectory() as folder:
         return answer(parse(planner), load(model), cluster_of(on, Path(folder)))
 
 
-def _row(asked: tuple[str, ...], one: dict[str, Any]) -> Row:
+def _row(options: tuple[str, ...], one: dict[str, Any]) -> Row:
     gap = f", gap {1 - one['bound_s'] / one['step_s']:.0%}" if one["bound_s"] else ""
-    told = f"{one['cpu_s']:.1f} CPU-s, {one['peak_mb']:.0f} MB, {one['step_s']:.4g} s{gap}"
-    return Row(f"{asked[0]}, {one['evaluations']:,} plans", told, asked[4])
+    result = f"{one['cpu_s']:.1f} CPU-s, {one['peak_mb']:.0f} MB, {one['step_s']:.4g} s{gap}"
+    return Row(f"{options[0]}, {one['evaluations']:,} plans", result, options[4])
 
 
 def _speed(text: str) -> Row:

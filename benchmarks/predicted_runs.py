@@ -161,12 +161,12 @@ def _run(folder: Path, model: str, plan: str, cache: Path) -> dict[str, Any] | N
         print(f"{model} {plan}: {done.stderr.strip()}", file=sys.stderr)
         return None
     found = json.loads(done.stdout)
-    told = found["prediction"]
-    if told is None or "why" in told:
-        print(f"{model} {plan}: no prediction: {(told or {}).get('why')}", file=sys.stderr)
+    answer = found["prediction"]
+    if answer is None or "why" in answer:
+        print(f"{model} {plan}: no prediction: {(answer or {}).get('why')}", file=sys.stderr)
         return None
     keys = ("low_s", "high_s", "load", "load_during", "waits_s", "breakdown", "first_apart")
-    row = {key: told.get(key) for key in keys}
+    row = {key: answer.get(key) for key in keys}
     row |= {"predicted_s": found["predicted_s"], "measured_s": found["step_s"]}
     print(_line({"model": model, "plan": plan} | row), flush=True)
     return row

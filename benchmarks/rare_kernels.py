@@ -53,23 +53,23 @@ def wanted() -> Iterator[Case]:
     """What no table has: a shape of each kind in turn."""
     known = {key(c) for c in tabled()}
     kinds: dict[str, dict[str, list[Case]]] = {}
-    for asked in [*recurrent.cases(), *conv.cases()]:
-        kind = kind_of(asked)
-        if kind and key(asked) not in known:
-            kinds.setdefault(kind, {}).setdefault(text(asked.shape), []).append(asked)
+    for options in [*recurrent.cases(), *conv.cases()]:
+        kind = kind_of(options)
+        if kind and key(options) not in known:
+            kinds.setdefault(kind, {}).setdefault(text(options.shape), []).append(options)
     for groups in zip_longest(*(shapes.values() for shapes in kinds.values())):
         yield from (c for group in groups for c in group or ())
 
 
-def kind_of(asked: Case) -> str:
+def kind_of(options: Case) -> str:
     """The kind of a case that is rare in the tables; empty where it is none."""
-    if asked.op in ("lstm", "gru"):
-        return asked.op
-    if asked.layout != "nchw" or asked.dtype == "fp16":
+    if options.op in ("lstm", "gru"):
+        return options.op
+    if options.layout != "nchw" or options.dtype == "fp16":
         return ""
-    if asked.op == "conv2d":
-        return "line" if asked["h"] == 1 < asked["w"] else ""
-    return asked.op
+    if options.op == "conv2d":
+        return "line" if options["h"] == 1 < options["w"] else ""
+    return options.op
 
 
 def tabled() -> Iterator[Case]:
@@ -79,18 +79,24 @@ def tabled() -> Iterator[Case]:
             yield from (read_case(row) for row in csv.DictReader(file))
 
 
-def key(asked: Case) -> Key:
+def key(options: Case) -> Key:
     """A case as a what-if asks for it, whatever the order of its sizes."""
-    return (asked.op, asked.direction, asked.dtype, asked.layout, frozenset(stacked(asked).shape))
+    return (
+        options.op,
+        options.direction,
+        options.dtype,
+        options.layout,
+        frozenset(stacked(options).shape),
+    )
 
 
-def stacked(asked: Case) -> Case:
+def stacked(options: Case) -> Case:
     """A stack of both directions as one of twice its layers; the width of its input is left out."""
-    if asked.op not in ("lstm", "gru"):
-        return asked
-    sizes = {name: size for name, size in asked.shape if name not in ("both", "c")}
-    sizes["layers"] = asked["layers"] * (1 + asked.size("both", 0))
-    return case(asked.op, asked.direction, asked.dtype, asked.layout, **sizes)
+    if options.op not in ("lstm", "gru"):
+        return options
+    sizes = {name: size for name, size in options.shape if name not in ("both", "c")}
+    sizes["layers"] = options["layers"] * (1 + options.size("both", 0))
+    return case(options.op, options.direction, options.dtype, options.layout, **sizes)
 
 
 def fold(path: Path) -> int:
@@ -104,10 +110,16 @@ def fold(path: Path) -> int:
     known = list(tabled())
     before = len(rows)
     for row in measured(path):
-        asked = stacked(read_case(row))
-        if not any(is_alike(asked, other) for other in known):
+        options = stacked(read_case(row))
+        if not any(is_alike(options, other) for other in known):
             rest = (row["device_seconds"], row["spread"], row["kernels"])
-            names = (asked.op, asked.direction, asked.dtype, asked.layout, text(asked.shape))
+            names = (
+                options.op,
+                options.direction,
+                options.dtype,
+                options.layout,
+                text(options.shape),
+            )
             rows.append((*names, *rest))
     save(sorted(rows))
     return len(rows) - before

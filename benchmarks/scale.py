@@ -115,8 +115,8 @@ def layers(folder: Path, share: float) -> Words:
 def schedule(folder: Path, share: float) -> Words:
     """A pipeline of 64 devices, searched for at most 20 seconds."""
     many = max(int(64 * share), 2)
-    asked = ("-n", str(2 * many), "--time", "20", "--no-cache")
-    return ("-m", "foretell", "schedule", f"v:devices={many}", *asked)
+    options = ("-n", str(2 * many), "--time", "20", "--no-cache")
+    return ("-m", "foretell", "schedule", f"v:devices={many}", *options)
 
 
 def uploads(folder: Path, share: float) -> Words:
@@ -159,11 +159,11 @@ def rows(names: list[str], share: float) -> list[Row]:
 
 
 if __name__ == "__main__":
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("names", nargs="*", choices=[[], *(q.__name__ for q in QUESTIONS)])
-    asked.add_argument("--small", action="store_true")
-    asked.add_argument("--uploads", type=int, default=0, help=argparse.SUPPRESS)
-    given = asked.parse_args()
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("names", nargs="*", choices=[[], *(q.__name__ for q in QUESTIONS)])
+    options.add_argument("--small", action="store_true")
+    options.add_argument("--uploads", type=int, default=0, help=argparse.SUPPRESS)
+    given = options.parse_args()
     if given.uploads:
         upload(given.uploads)
     else:

@@ -173,17 +173,17 @@ def placement(seed: int) -> dict[str, Any]:
     return {"name": f"random{seed}", "ndevs": n, "mode": "train", "blocks": blocks, "deps": deps}
 
 
-def illegal(answer: dict[str, Any], asked: dict[str, Any], num: int, memory: float) -> bool:
+def illegal(answer: dict[str, Any], options: dict[str, Any], num: int, memory: float) -> bool:
     """The yardstick's own check: waits, one block at a time, memory added at starts."""
-    block = {b["id"]: b for b in asked["blocks"]}
+    block = {b["id"]: b for b in options["blocks"]}
     start = {(b["block"], b["micro_batch"]): b["start"] for b in answer["blocks"]}
     if len(start) != len(block) * num:
         return True
     for m in range(num):
-        for a, b in asked["deps"]:
+        for a, b in options["deps"]:
             if start[a, m] + block[a]["time"] > start[b, m] + 1e-9:
                 return True
-    for device in range(asked["ndevs"]):
+    for device in range(options["ndevs"]):
         items = [(s, block[i]) for (i, _), s in start.items() if device in block[i]["devices"]]
         runs = sorted((s, s + b["time"], b["mem"]) for s, b in items)
         held = [sum(run[2] for run in runs[: k + 1]) for k in range(len(runs))]
@@ -205,13 +205,13 @@ def seeds(first: int, last: int, imported: float) -> list[Row]:
     right = met = least = 0
     cpu = []
     for seed in range(first, last + 1):
-        asked = placement(seed)
-        memory = max(3, sum(b["mem"] for b in asked["blocks"] if b["mem"] > 0))
-        found = schedule(read(asked), 8, memory)
+        options = placement(seed)
+        memory = max(3, sum(b["mem"] for b in options["blocks"] if b["mem"] > 0))
+        found = schedule(read(options), 8, memory)
         answer = json.loads(json.dumps(found.answer()))
         work = max(found.problem.work)
         near = answer["proven"] or answer["per_micro_batch"] <= 1.05 * work
-        right += near and not illegal(answer, asked, 8, memory)
+        right += near and not illegal(answer, options, 8, memory)
         met += found.per_micro_batch == work
         least += found.makespan_gap == 0
         cpu.append(found.search_cpu + imported)  # one process each: every one pays for the import

@@ -243,10 +243,10 @@ def _each(
 ) -> None:  # fmt: skip
     """Answer instances in processes of their own, keeping every answer as it comes."""
     with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
-        asked = {pool.submit(answer, one, *more): one.name for one in wanted}
-        for done in as_completed(asked):
-            kept[asked[done]] = done.result()
-            print(asked[done], kept[asked[done]], file=sys.stderr, flush=True)
+        options = {pool.submit(answer, one, *more): one.name for one in wanted}
+        for done in as_completed(options):
+            kept[options[done]] = done.result()
+            print(options[done], kept[options[done]], file=sys.stderr, flush=True)
             _write(file, kept)
 
 
@@ -273,8 +273,8 @@ def limits(jobs: int) -> list[str]:
     found = ["| case | limit | took | step | ended by |", "|---|--:|--:|--:|---|"]
     late = 0
     with ThreadPoolExecutor(jobs) as pool:
-        asked = [(c, t, pool.submit(limited, c, t)) for t in LIMITS for c in LARGE]
-        for case, limit, future in asked:
+        options = [(c, t, pool.submit(limited, c, t)) for t in LIMITS for c in LARGE]
+        for case, limit, future in options:
             row = future.result()
             is_late = row["seconds"] > WITHIN * limit
             late += is_late
@@ -285,7 +285,7 @@ def limits(jobs: int) -> list[str]:
                 f"{row['stopped']} |"
             )
             print(found[-1], file=sys.stderr, flush=True)
-    return [*found, "", f"{len(asked)} limits, {late} passed by more than 20 %"]
+    return [*found, "", f"{len(options)} limits, {late} passed by more than 20 %"]
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:

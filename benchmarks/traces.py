@@ -180,13 +180,13 @@ def main() -> None:
     parser.add_argument("--hta", help="a Python that has HolisticTraceAnalysis (traceinsight)")
     parser.add_argument("--large", nargs="?", type=float, const=1.0, help="gibibytes")
     parser.add_argument("traces", nargs="*", type=Path)
-    asked = parser.parse_args()
-    traces = asked.traces or sorted((TRUTH / "h200").glob("*.json.gz"))
-    if asked.hta:
-        show("Traces, beside HolisticTraceAnalysis", beside(asked.hta, traces))
-        show("The same, longer traces", longer(asked.hta, traces[0], (16 * MEBI, 64 * MEBI)))
-    if asked.large:
-        show("A large trace", large(traces[0], asked.large * GIBI))
+    options = parser.parse_args()
+    traces = options.traces or sorted((TRUTH / "h200").glob("*.json.gz"))
+    if options.hta:
+        show("Traces, beside HolisticTraceAnalysis", beside(options.hta, traces))
+        show("The same, longer traces", longer(options.hta, traces[0], (16 * MEBI, 64 * MEBI)))
+    if options.large:
+        show("A large trace", large(traces[0], options.large * GIBI))
     show("Again", again(50_000))
 
 

@@ -19,8 +19,8 @@ def main() -> None:
     after = simulate(halved)
     after.critical_path()
     seconds = time.process_time() - loaded
-    told = {"tasks": trace.graph.size, "before": before.seconds, "after": after.seconds}
-    print(json.dumps({"work": seconds, "loaded": held, **told}))
+    answer = {"tasks": trace.graph.size, "before": before.seconds, "after": after.seconds}
+    print(json.dumps({"work": seconds, "loaded": held, **answer}))
 
 
 main()

@@ -208,9 +208,9 @@ def _summary(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Parse, run, write."""
-    asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    asked.add_argument("--from", dest="folder", type=Path, help="what commands printed before")
-    _write(explained(asked.parse_args().folder), EXPLAINED)
+    query = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    query.add_argument("--from", dest="folder", type=Path, help="what commands printed before")
+    _write(explained(query.parse_args().folder), EXPLAINED)
 
 
 if __name__ == "__main__":

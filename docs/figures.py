@@ -383,12 +383,12 @@ def _write(value: Any, path: Path) -> None:
 
 def main() -> None:
     """Parse, run, write."""
-    asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    asked.add_argument("pages", nargs="*", choices=[*PAGES, []], default=[])
-    asked.add_argument("--from", dest="folder", type=Path, help="what commands printed before")
-    asked.add_argument("--only", nargs="+", metavar="TABLE", help="tables to find anew")
-    asked.add_argument("--page", action="store_true", help="only lay out what was kept")
-    given = asked.parse_args()
+    query = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    query.add_argument("pages", nargs="*", choices=[*PAGES, []], default=[])
+    query.add_argument("--from", dest="folder", type=Path, help="what commands printed before")
+    query.add_argument("--only", nargs="+", metavar="TABLE", help="tables to find anew")
+    query.add_argument("--page", action="store_true", help="only lay out what was kept")
+    given = query.parse_args()
     for page in given.pages or PAGES:
         if given.only and not {make.__name__ for make in PAGES[page]} & set(given.only):
             continue

@@ -60,10 +60,10 @@ def out(found: list[Cell]) -> str:
 def page(name: str, found: list[Cell]) -> str:
     """The guide as Markdown."""
     title, _, rest = found[0].source.partition("\n")
-    told = (
+    answer = (
         f"A test runs the code of this page, [`{name}.py`]({name}.py), and compares what it prints."
     )
-    parts = [title, "", rest.strip("\n"), "", told, ""]
+    parts = [title, "", rest.strip("\n"), "", answer, ""]
     for cell in found[1:]:
         parts += _shown(cell)
     return "\n".join(parts).rstrip("\n") + "\n"
@@ -105,5 +105,5 @@ def _is_session(cell: Cell) -> bool:
 
 
 if __name__ == "__main__":
-    for asked in sys.argv[1:] or NAMES:
-        write(asked)
+    for query in sys.argv[1:] or NAMES:
+        write(query)

@@ -77,8 +77,8 @@ def sheets(driver: Any, views: Views) -> None:
         until(driver, "[...document.images].every(i => i.complete)")
         height = driver.execute_script("return document.body.offsetHeight")
         clip = {"x": 0, "y": 0, "width": 1240, "height": height, "scale": 1}
-        asked = {"format": "png", "clip": clip, "captureBeyondViewport": True}
-        _write(f"{name}-looks", driver.execute_cdp_cmd("Page.captureScreenshot", asked)["data"])
+        query = {"format": "png", "clip": clip, "captureBeyondViewport": True}
+        _write(f"{name}-looks", driver.execute_cdp_cmd("Page.captureScreenshot", query)["data"])
 
 
 _SHEET = """

@@ -34,8 +34,8 @@ def test_a_request_of_a_batch_runs_nothing(payload, mark, tmp_path):
     line = {"workload": text, "on": "dgx-a100:nodes=1", "plan": "dp=8"}
     (tmp_path / "batch.jsonl").write_text(json.dumps(line))
     (tmp_path / "runs.jsonl").write_text(json.dumps(line | {"step_s": 1.0}))
-    for asked in (["predict", "--batch", "batch.jsonl"], ["fit", "runs.jsonl"]):
-        CliRunner().invoke(command, [*asked[:-1], str(tmp_path / asked[-1])])
+    for query in (["predict", "--batch", "batch.jsonl"], ["fit", "runs.jsonl"]):
+        CliRunner().invoke(command, [*query[:-1], str(tmp_path / query[-1])])
     assert not mark.exists()
 
 
@@ -57,8 +57,8 @@ def test_the_studio_takes_no_file(tmp_path):
 
 def test_the_folder_of_a_run_names_no_script(mark, tmp_path):
     pytest.importorskip("torch")
-    asked = {"script": str(tmp_path / "evil.py"), "plan": "dp=2,global_batch=8"}
-    (tmp_path / "run.json").write_text(json.dumps(asked))
+    query = {"script": str(tmp_path / "evil.py"), "plan": "dp=2,global_batch=8"}
+    (tmp_path / "run.json").write_text(json.dumps(query))
     done = CliRunner().invoke(command, ["fit", str(tmp_path), "--on", "dgx-a100:nodes=1"])
     assert "runs only where you name it" in str(done.exception)
     assert not mark.exists()
@@ -73,8 +73,8 @@ def test_a_state_of_training_is_not_unpickled(mark, tmp_path):
     )
     state = tmp_path / "policy.npz.state"
     subprocess.run([sys.executable, "-c", script, str(mark), str(state)], check=True)
-    asked = ["train-policy", "-o", str(tmp_path / "policy.npz"), "--resume", "--games", "1"]
-    done = CliRunner().invoke(command, asked)
+    query = ["train-policy", "-o", str(tmp_path / "policy.npz"), "--resume", "--games", "1"]
+    done = CliRunner().invoke(command, query)
     assert isinstance(done.exception, InputError), done.exception
     assert not mark.exists()
 

@@ -36,7 +36,7 @@ MACHINES = {
 FAST = ("haswell", "plain and slow")  # the others tell which of these differs
 EACH = [m if m in FAST else pytest.param(m, marks=pytest.mark.slow) for m in MACHINES]
 
-ASKED = """
+QUERIES = """
 import json, os, time
 slower = float(os.environ.get("SLOWER", "1"))
 for name in ("perf_counter", "monotonic", "process_time", "time"):
@@ -71,9 +71,9 @@ print(json.dumps(answers))
 def answers(machine="", long=""):
     """What a machine says to the questions, or to those that take long."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OPENBLAS", "NPY_", "GLIBC_"))}
-    told = MACHINES[machine] if machine else {}
-    env |= told | {"PYTHONHASHSEED": told.get("HASH", "0"), "LONG": long}
-    ran = subprocess.run([sys.executable, "-c", ASKED], env=env, capture_output=True, text=True)
+    result = MACHINES[machine] if machine else {}
+    env |= result | {"PYTHONHASHSEED": result.get("HASH", "0"), "LONG": long}
+    ran = subprocess.run([sys.executable, "-c", QUERIES], env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 
@@ -107,9 +107,9 @@ def test_a_few_numbers_are_as_in_an_array():
     """Single numbers go another way, to the same bits."""
     values = np.concatenate([EDGES, VALUES[:3000], np.log(VALUES[:3000]), -EDGES])
     with np.errstate(all="ignore"):
-        asked = [("exp", ()), ("log", ())]
-        asked += [("power", (to,)) for to in (0.3, 1.0, 2.3, -1.5, 0.0, 40.0)]
-        for name, more in asked:
+        query = [("exp", ()), ("log", ())]
+        query += [("power", (to,)) for to in (0.3, 1.0, 2.3, -1.5, 0.0, 40.0)]
+        for name, more in query:
             function = getattr(portable, name)
             few = np.concatenate([function(values[k : k + 1], *more) for k in range(len(values))])
             np.testing.assert_array_equal(few, function(values, *more), err_msg=name)

@@ -124,7 +124,9 @@ def test_pages_name_files_of_the_code_that_exist():
     folders = ("src", "lab", "tests", "benchmarks", "docs")
     known = {path.name for folder in folders for path in (ROOT / folder).rglob("*.py")}
     known |= {path.name for path in ROOT.glob("*.py")}
-    ours = r"`((?:[a-z]\w*/)*\w+\.py)`"  # accuracy's pages and decisions name files of others, or old
+    ours = (
+        r"`((?:[a-z]\w*/)*\w+\.py)`"  # accuracy's pages and decisions name files of others, or old
+    )
     pages = [*ROOT.glob("*.md"), *(DOCS / "concepts").glob("*.md"), *DOCS.glob("reference/*.md")]
     gone = [
         f"{page.name}: {name}"

@@ -101,7 +101,7 @@ foretell("export dp=8,zero=3,micro_batch=2,global_batch=64 --to megatron")
 FED = ROOT / "benchmarks/measured/fed_back"
 
 
-def asked(command: str, script: str, *more: str) -> dict:
+def query(command: str, script: str, *more: str) -> dict:
     """What a command answers of a script, on the cluster that bench wrote."""
     workload = ["--workload", script] if command == "fit" else [script]
     line = [command, *more, *workload, "--on", str(FED / "bench/cluster.toml"), "--json"]
@@ -111,12 +111,12 @@ def asked(command: str, script: str, *more: str) -> dict:
 with tempfile.TemporaryDirectory() as folder:
     learned = f"{folder}/learned.json"
     runs = [str(path) for path in sorted(FED.glob("linear-*"))]
-    asked("fit", str(FED / "linear_256.py"), *runs, "-o", learned)
+    query("fit", str(FED / "linear_256.py"), *runs, "-o", learned)
     print(f"{'plan':42} measured     before  after fit")
     for plan, steps in json.loads((FED / "steps.json").read_text())["linear"].items():
         script = str(FED / f"linear_{Plan.parse(plan).global_batch}.py")
-        before = asked("predict", script, "--plan", plan)["step_s"]
-        after = asked("predict", script, "--plan", plan, "--calibration", learned)["step_s"]
+        before = query("predict", script, "--plan", plan)["step_s"]
+        after = query("predict", script, "--plan", plan, "--calibration", learned)["step_s"]
         took = 1e3 * median(steps)
         print(f"{plan:42} {took:5.0f} ms {1e3 * before:7.0f} ms {1e3 * after:7.0f} ms")
 

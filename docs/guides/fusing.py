@@ -14,10 +14,10 @@ MODEL, CLUSTER = "vgg19:batch=32", machines("disco-a")
 print(CLUSTER)
 
 # %% [markdown]
-# ## What people do today
+# ## Baselines
 #
-# Six ways without a planner: nothing, fuse ops alone, join gradients alone, one after the other,
-# DDP's buckets of 25 MB, and the compiler's fusions with DDP's buckets.
+# Without a planner: nothing fused, ops fused alone, gradients bucketed alone, the one after the
+# other, DDP's buckets of 25 MiB, and the compiler's fusions with DDP's or with the best buckets.
 
 # %%
 found = foretell.plan(MODEL, CLUSTER, "fusion")
@@ -34,8 +34,8 @@ print(f"nothing in this space can be below {1e3 * found.bound:.1f} ms")
 print(*found.notes, sep="\n")
 
 # %% [markdown]
-# The notes say how much is left: with the same kernels, and the best messages there could be, the
-# step would hardly be shorter. So there is no point in searching on.
+# The last note has two lower bounds: with these kernels and the best possible buckets, and with
+# communication fully overlapped. Both are close to the plan, so searching on would gain little.
 #
 # A gain of a percent or two is what this model and these machines have to give over a compiler
 # with DDP. It is more where messages are slow beside compute, and never less than nothing: every

@@ -39,9 +39,9 @@ def test_what_would_a_change_do():
     result = step.whatif("amp", "channels-last")
     assert result.predicted < result.baseline
 
-    told = said("whatif", TRACE, "amp", "channels-last", "--real-ms", "48.2")
-    assert result.to_dict() == told
-    assert json.loads(result.to_json()) == told
+    output = said("whatif", TRACE, "amp", "channels-last", "--real-ms", "48.2")
+    assert result.to_dict() == output
+    assert json.loads(result.to_json()) == output
 
 
 def test_what_would_help_most():
@@ -49,8 +49,8 @@ def test_what_would_help_most():
     result = step.advise("faster-host:times=2", "faster:op=gemm,times=2")
     assert result.ranked[0].seconds < result.baseline
 
-    told = said("advise", STEP, "faster-host:times=2", "faster:op=gemm,times=2")
-    assert json.loads(result.to_json()) == told
+    output = said("advise", STEP, "faster-host:times=2", "faster:op=gemm,times=2")
+    assert json.loads(result.to_json()) == output
 
 
 def test_which_parallelism():
@@ -68,11 +68,11 @@ def test_the_best_plan():
     assert best.predicted == foretell.predict(GPT, GPUS, best.plan).step
     assert best.alternatives[0].step >= best.predicted
 
-    told = said("plan", GPT, "--on", GPUS, "--with", "oracle")
-    told.pop("search_cpu_s")
+    output = said("plan", GPT, "--on", GPUS, "--with", "oracle")
+    output.pop("search_cpu_s")
     mine = json.loads(best.to_json())
     mine.pop("search_cpu_s")
-    assert mine == told
+    assert mine == output
 
 
 def test_options_of_a_planner_are_arguments_too():
@@ -100,11 +100,11 @@ def test_in_which_order():
     found = foretell.schedule("v:devices=3", micro_batches=6, cache=None)
     assert found.schedule.proven
 
-    told = said("schedule", "v:devices=3", "-n", "6", "--no-cache")
+    output = said("schedule", "v:devices=3", "-n", "6", "--no-cache")
     mine = json.loads(found.to_json())
-    for answer in (mine, told):
+    for answer in (mine, output):
         answer.pop("search_cpu_s")
-    assert mine == told
+    assert mine == output
 
 
 def test_of_a_model_the_schedule_is_a_plan():

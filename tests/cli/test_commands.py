@@ -215,10 +215,10 @@ def test_a_file_without_prices_is_refused(tmp_path):
 def test_a_shell_offers_names(words, offered):
     from click.shell_completion import ShellComplete
 
-    asked = ShellComplete(foretell, {}, "foretell", "_FORETELL_COMPLETE")
-    assert offered in [item.value for item in asked.get_completions(words, offered[:2])]
+    query = ShellComplete(foretell, {}, "foretell", "_FORETELL_COMPLETE")
+    assert offered in [item.value for item in query.get_completions(words, offered[:2])]
     assert not any(
-        item.value == offered for item in asked.get_completions(words, f"{offered}-none-such")
+        item.value == offered for item in query.get_completions(words, f"{offered}-none-such")
     )
 
 
@@ -260,17 +260,17 @@ def test_a_step_without_times_is_answered_on_a_cluster_only(words, name, tmp_pat
         file.write_text(json.dumps({"schema": "1", "nodes": NODES}))
     else:
         save(transformer(ranks=1, layers=1), file)
-    asked = [file if word == "FILE" else word for word in words]
+    query = [file if word == "FILE" else word for word in words]
     with pytest.raises(InputError, match=r"(?s)have no times.*--on h100"):
-        invoke(*asked)
+        invoke(*query)
     if words[0] != "compare":
-        assert invoke(*asked, "--on", "h100").exit_code == 0
+        assert invoke(*query, "--on", "h100").exit_code == 0
 
 
 @pytest.mark.parametrize(
     "words", [["whatif", "FILE", "amp"], ["advise", "FILE"], ["report", "FILE"]]
 )
 def test_arguments_for_a_script_are_refused_beside_a_file(words, step):
-    asked = [step if word == "FILE" else word for word in words]
+    query = [step if word == "FILE" else word for word in words]
     with pytest.raises(InputError, match="is no training script"):
-        invoke(*asked, "--", "--lr", "0.1")
+        invoke(*query, "--", "--lr", "0.1")

@@ -58,12 +58,12 @@ def seen(*command, **env):
 
 
 def test_bars_tell_the_time_left():
-    told, _ = seen(sys.executable, "-c", WORK)
-    assert "trying: piece 2" in told
-    assert "left" in told
-    assert "about 9 s left" in told or "about 8 s left" in told
-    assert "counting: part 3" in told
-    assert "waiting: for something" in told
+    answer, _ = seen(sys.executable, "-c", WORK)
+    assert "trying: piece 2" in answer
+    assert "left" in answer
+    assert "about 9 s left" in answer or "about 8 s left" in answer
+    assert "counting: part 3" in answer
+    assert "waiting: for something" in answer
 
 
 def test_the_time_left_follows_the_pace_that_is_reported(monkeypatch):
@@ -92,40 +92,40 @@ def test_a_capture_says_how_far_it_is():
     pytest.importorskip("torch")
     from foretell.pytorch.capture.record import BACKWARD, Pace
 
-    told = []
-    pace = Pace(lambda words, share: told.append((words, share)), modules=2)
+    answer = []
+    pace = Pace(lambda words, share: answer.append((words, share)), modules=2)
     for _ in range(2):
         pace.enter()
     for n in range(1, 33):
         pace.note(Phase.FORWARD, n)
     for n in range(33, 129):
         pace.note(Phase.BACKWARD if n < 100 else Phase.UPDATE, n)
-    assert told[0][0] == "forward, module 1 of 2"
-    assert [share for _, share in told] == sorted(share for _, share in told)
-    assert told[-1] == ("update, 128 operators", BACKWARD)
+    assert answer[0][0] == "forward, module 1 of 2"
+    assert [share for _, share in answer] == sorted(share for _, share in answer)
+    assert answer[-1] == ("update, 128 operators", BACKWARD)
 
 
 def test_a_program_that_asks_for_json_gets_no_bar():
-    told, out = seen(sys.executable, "-m", "foretell", "replay", str(TRACE), "--json")
-    assert told == ""
+    answer, out = seen(sys.executable, "-m", "foretell", "replay", str(TRACE), "--json")
+    assert answer == ""
     assert out.startswith("{")
 
 
 def test_without_colour_there_is_none():
-    told, _ = seen(sys.executable, "-c", WORK, NO_COLOR="1")
-    assert "trying: piece 2" in told
-    assert "\x1b[3" not in told  # no colour; moving the cursor is not one
+    answer, _ = seen(sys.executable, "-c", WORK, NO_COLOR="1")
+    assert "trying: piece 2" in answer
+    assert "\x1b[3" not in answer  # no colour; moving the cursor is not one
 
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_a_command_can_be_quiet(quiet, tmp_path):
     page = tmp_path / "page.html"
     words = ["whatif", str(TRACE), "faster-host:times=2", "-o", str(page)]
-    told, out = seen(sys.executable, "-m", "foretell", *words, *(["--quiet"] if quiet else []))
+    answer, out = seen(sys.executable, "-m", "foretell", *words, *(["--quiet"] if quiet else []))
     assert "→" in out
     assert page.exists()
-    assert ("written" in told) != quiet
-    assert not quiet or told == ""
+    assert ("written" in answer) != quiet
+    assert not quiet or answer == ""
 
 
 def test_nothing_moves_without_a_terminal():

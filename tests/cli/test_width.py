@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STEP = "docs/guides/step.txt"
 TRACE = "src/foretell/samples/traces/resnet18-h200.json.gz"
 MODEL = "gpt:layers=4,hidden=512,heads=8,seq=256,vocab=1000"
-ASKED = (
+QUERIES = (
     f"show {TRACE}", f"show {STEP}", f"simulate {STEP}", f"replay {TRACE}",
     f"whatif {STEP} faster-host:times=2", f"advise {STEP} faster-host:times=2",
     f"compare {STEP} {STEP}", f"check {STEP} --step-under 1s",
@@ -22,7 +22,7 @@ ASKED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("line", ASKED, ids=lambda line: line.partition(" ")[0])
+@pytest.mark.parametrize("line", QUERIES, ids=lambda line: line.partition(" ")[0])
 def test_answers_fit_eighty_columns(line, monkeypatch):
     monkeypatch.chdir(ROOT)
     result = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"}).invoke(foretell, line.split())

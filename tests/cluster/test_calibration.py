@@ -45,9 +45,9 @@ def test_trees_end_at_the_size_given_to_the_library():
     rings = cluster.calibrated(Calibration(tree_bytes=1e6))
     for size in (1e5, 1e8):
         usual = collective.price("all_reduce", size, cluster.levels(range(256)))
-        told = collective.price("all_reduce", size, rings.levels(range(256)))
+        answer = collective.price("all_reduce", size, rings.levels(range(256)))
         assert usual.way.algorithm == "tree"
-        assert told.way.algorithm == ("tree" if size < 1e6 else "ring")
+        assert answer.way.algorithm == ("tree" if size < 1e6 else "ring")
 
 
 def test_a_file_of_it_reads_back(tmp_path):

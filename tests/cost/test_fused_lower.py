@@ -73,9 +73,9 @@ def test_most_regions_fall_into_as_many_kernels_as_the_compiler_made():
     rows = np.flatnonzero(~written)
     true = np.bincount((np.cumsum(~written) - 1)[written], minlength=len(rows))
     found = lowered(data.regions.take(rows), 132.0)
-    told = np.bincount(found.of[~found.library], minlength=len(rows))
+    answer = np.bincount(found.of[~found.library], minlength=len(rows))
     known = (true > 0) & ~data.held_out[rows]
-    assert np.mean((told == true)[known]) > 0.93  # 93.9 %
+    assert np.mean((answer == true)[known]) > 0.93  # 93.9 %
 
 
 def test_parts_of_a_split_seen_through_views_are_copied_apart():

@@ -57,8 +57,8 @@ def test_an_attention_left_out_is_predicted_by_those_alike(direction, bar):
     np.fill_diagonal(away, np.inf)
     order = np.argsort(away, axis=1)[:, :NEIGHBOURS]
     weight = 1 / (0.12**2 + np.take_along_axis(away, order, 1) ** 2) ** 2
-    told = (weight * rows.ratio[order]).sum(1) / weight.sum(1)
-    assert np.median(np.abs(told - rows.ratio)) < bar
+    answer = (weight * rows.ratio[order]).sum(1) / weight.sum(1)
+    assert np.median(np.abs(answer - rows.ratio)) < bar
 
 
 def test_attention_both_ways_takes_up_to_twice_a_causal_one():
@@ -102,8 +102,8 @@ def test_a_shape_left_out_is_predicted_by_its_neighbours(op, direction, bar):
     np.fill_diagonal(away, np.inf)
     order = np.argsort(away, axis=1)[:, :NEIGHBOURS]
     weight = 1 / (0.12**2 + np.take_along_axis(away, order, 1) ** 2)
-    told = (weight * rows.ratio[order]).sum(1) / weight.sum(1)
-    assert np.median(np.abs(told - rows.ratio)) < bar
+    answer = (weight * rows.ratio[order]).sum(1) / weight.sum(1)
+    assert np.median(np.abs(answer - rows.ratio)) < bar
 
 
 def test_places_do_not_depend_on_the_order_of_keys():
@@ -130,9 +130,9 @@ def test_the_time_of_a_measured_shape_is_predicted_by_its_neighbours():
     big = [(shape, s) for (shape, _), s in found.items() if s > 2e-5][:20]
     for shape, seconds in big:
         sizes = {k: np.array([v]) for k, v in _pairs(shape)}
-        told = times("linear", "forward", sizes, Way("bf16"))
-        assert told is not None
-        assert abs(np.log(told.seconds[0] / seconds)) < 0.15  # it is its own nearest neighbour
+        answer = times("linear", "forward", sizes, Way("bf16"))
+        assert answer is not None
+        assert abs(np.log(answer.seconds[0] / seconds)) < 0.15  # it is its own nearest neighbour
 
 
 def test_no_time_is_predicted_of_what_has_no_measure_of_work():
@@ -140,8 +140,8 @@ def test_no_time_is_predicted_of_what_has_no_measure_of_work():
 
 
 def test_a_single_tap_minds_how_its_pixels_are_aligned():
-    told = {"n": 64, "c": 128, "k": 512, "stride": 1, "groups": 1}
-    sizes = {k: np.full(2, v) for k, v in told.items()}
+    answer = {"n": 64, "c": 128, "k": 512, "stride": 1, "groups": 1}
+    sizes = {k: np.full(2, v) for k, v in answer.items()}
     sizes |= {"h": np.array([28, 27]), "w": np.array([28, 27])}
     one, three = (
         places("conv2d", (), {**sizes, "r": np.full(2, taps), "s": np.full(2, taps)})

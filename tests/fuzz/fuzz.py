@@ -51,14 +51,14 @@ def names() -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run many cases and say what came of them."""
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("formats", nargs="*", help="all where none is named")
-    asked.add_argument("--cases", type=int, default=200, help="of each format")
-    asked.add_argument("--first", type=int, default=0, help="number of the first case")
-    asked.add_argument("--readers", action="store_true", help="no commands, only readers")
-    asked.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    asked.add_argument("--keep", type=Path, default=Path("fuzz-found"))
-    given = asked.parse_args(argv)
+    query = argparse.ArgumentParser(description=__doc__)
+    query.add_argument("formats", nargs="*", help="all where none is named")
+    query.add_argument("--cases", type=int, default=200, help="of each format")
+    query.add_argument("--first", type=int, default=0, help="number of the first case")
+    query.add_argument("--readers", action="store_true", help="no commands, only readers")
+    query.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    query.add_argument("--keep", type=Path, default=Path("fuzz-found"))
+    given = query.parse_args(argv)
     quietly()
     _warmed()
     chosen, began = given.formats or names(), time.monotonic()

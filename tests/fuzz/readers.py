@@ -26,7 +26,7 @@ def _step(path: Path) -> object:
     from foretell.advise import Step
     from foretell.simulate import simulate
 
-    return simulate(Step.from_file(path, _asked()[1]).graph).seconds
+    return simulate(Step.from_file(path, _query()[1]).graph).seconds
 
 
 def _plan(path: Path) -> object:
@@ -35,11 +35,11 @@ def _plan(path: Path) -> object:
 
     plan = load(path)
     json.dumps(as_fields(plan), allow_nan=False)
-    return check(plan, *_asked())
+    return check(plan, *_query())
 
 
 @cache
-def _asked() -> tuple[Any, Any]:
+def _query() -> tuple[Any, Any]:
     from foretell.cluster import load as machines
     from foretell.workload import load
 

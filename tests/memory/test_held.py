@@ -44,8 +44,8 @@ def test_a_measured_peak_moves_the_answer():
     twice = changed(made, "batch:times=2.0")
     more = peak_bytes(twice, real=of_tape(TAPE) + 1e6) - peak_bytes(twice)
     assert more == pytest.approx(1e6)
-    told = changed(graph(**{FACT: encode(TAPE), "peak_bytes": of_tape(TAPE) + 1e6}), "unprofiled")
-    assert peak_bytes(told) == pytest.approx(of_tape(TAPE) + 1e6)
+    answer = changed(graph(**{FACT: encode(TAPE), "peak_bytes": of_tape(TAPE) + 1e6}), "unprofiled")
+    assert peak_bytes(answer) == pytest.approx(of_tape(TAPE) + 1e6)
 
 
 @pytest.mark.parametrize("name", ["amp", "batch", "checkpoint", "compile", "channels-last", "tf32",

@@ -129,9 +129,9 @@ def test_fsdp_gathers_once_a_step_in_a_pipeline():
 def test_tokens_cross_the_network_once_for_each_node_they_go_to():
     two = load_cluster("dgx-h100:nodes=2")
     model = load("moe:layers=2,hidden=2048,heads=16,experts=64,top=8,seq=4096")
-    asked = "dp=16,ep=16,micro_batch=1,global_batch=16,precision=bf16-master,framework="
+    query = "dp=16,ep=16,micro_batch=1,global_batch=16,precision=bf16-master,framework="
     core, plain = (
-        predict(Plan.parse(asked + name), model, two).breakdown["exchange_s"]
+        predict(Plan.parse(query + name), model, two).breakdown["exchange_s"]
         for name in ("megatron-core", "fsdp")
     )
     assert 0.15 < core / plain < 0.5  # 8 experts on 2 nodes: 1 of 4 copies crosses
@@ -202,36 +202,36 @@ MANY = load("moe:layers=4,hidden=2048,heads=16,experts=64,top=8,seq=4096")
 
 def test_expert_exchanges_beside_another_micro_batch_take_less():
     """What the network takes stays; the step waits for what compute does not cover."""
-    asked = plan(dp=8, ep=8, global_batch=32)
-    shown, hidden = (predict(asked.but(ep_overlap=way), MANY, NODE) for way in (None, True))
+    query = plan(dp=8, ep=8, global_batch=32)
+    shown, hidden = (predict(query.but(ep_overlap=way), MANY, NODE) for way in (None, True))
     away = shown.breakdown["exchange_s"]
     assert 0.3 * away < shown.step - hidden.step < away
-    assert comm(MANY, asked.but(ep_overlap=True)) == [0.0, 0.0]
+    assert comm(MANY, query.but(ep_overlap=True)) == [0.0, 0.0]
 
 
 def test_expert_exchanges_beside_compute_have_a_lane_of_their_own():
-    asked = check(plan(dp=8, ep=8, global_batch=32, ep_overlap=True), MANY, NODE)
-    graph = lower(asked, MANY, NODE, detail="layer")
+    query = check(plan(dp=8, ep=8, global_batch=32, ep_overlap=True), MANY, NODE)
+    graph = lower(query, MANY, NODE, detail="layer")
     moved, kernels = graph.select(op="all_to_all"), graph.select(kind="kernel")
     assert len(moved) == 4 * 4 * 2  # layers, micro-batches, ways
     lanes = graph.column("lane")
     assert not set(lanes[moved].tolist()) & set(lanes[kernels].tolist())
     whole = simulate(graph).seconds
-    assert whole == pytest.approx(float(estimate([asked], MANY, NODE).step[0]), rel=0.04)
+    assert whole == pytest.approx(float(estimate([query], MANY, NODE).step[0]), rel=0.04)
 
 
 @pytest.mark.parametrize("text", ["dp=8,global_batch=8", "dp=4,pp=2,global_batch=32"])
 def test_expert_exchanges_need_another_micro_batch_to_hide_behind(text):
-    asked = Plan.parse(text + ",ep=4,micro_batch=1,framework=megatron-core,ep_overlap=yes")
+    query = Plan.parse(text + ",ep=4,micro_batch=1,framework=megatron-core,ep_overlap=yes")
     with pytest.raises(InputError, match="ep_overlap=yes with"):
-        check(asked, MANY, NODE)
+        check(query, MANY, NODE)
 
 
 def test_a_token_is_sent_once_a_node_or_once_an_expert():
     two = load_cluster("dgx-h100:nodes=2")
-    asked = plan(dp=16, ep=16, global_batch=16, precision="bf16-master")
+    query = plan(dp=16, ep=16, global_batch=16, precision="bf16-master")
     node, rank, usual = (
-        predict(asked.but(ep_dispatch=way), MANY, two).breakdown["exchange_s"]
+        predict(query.but(ep_dispatch=way), MANY, two).breakdown["exchange_s"]
         for way in ("node", "rank", "")
     )
     assert usual == node
@@ -270,18 +270,18 @@ def test_fsdp_casts_and_copies_parameters_however_they_are_sharded():
 
 
 def test_what_run_does_not_do_with_experts_is_refused_by_name():
-    asked = Plan(dp=4, ep=4, micro_batch=1, global_batch=8)
+    query = Plan(dp=4, ep=4, micro_batch=1, global_batch=8)
     for field, value in (("ep_overlap", True), ("ep_dispatch", "node")):
-        assert any(field in why for why in unsupported(asked.but(**{field: value})))
-        assert not any(field in why for why in unsupported(asked.but(**{field: value}, ep=1)))
-    assert not any("ep_" in why for why in unsupported(asked.but(ep_dispatch="rank")))
+        assert any(field in why for why in unsupported(query.but(**{field: value})))
+        assert not any(field in why for why in unsupported(query.but(**{field: value}, ep=1)))
+    assert not any("ep_" in why for why in unsupported(query.but(ep_dispatch="rank")))
 
 
 def test_a_replayed_iteration_has_no_host_time_and_replayed_layers_only_that_of_their_experts():
     two = load_cluster("dgx-h100:nodes=2")
-    asked = plan(dp=16, ep=16, global_batch=16, micro_batch=1, precision="fp8")
+    query = plan(dp=16, ep=16, global_batch=16, micro_batch=1, precision="fp8")
     none, layers, whole = (
-        costs([check(asked.but(cuda_graph=how), MANY, two)], MANY, two).layers
+        costs([check(query.but(cuda_graph=how), MANY, two)], MANY, two).layers
         for how in ("", "layers", "iteration")
     )
     at = next(i for i, layer in enumerate(MANY.layers) if layer.is_block)
@@ -290,7 +290,7 @@ def test_a_replayed_iteration_has_no_host_time_and_replayed_layers_only_that_of_
     assert issued[2] == 0
     same = [found[at].forward.kernels[0] for found in (none, layers, whole)]
     assert same[0] == pytest.approx(same[1]) == pytest.approx(same[2])
-    assert any("cuda_graph" in why for why in unsupported(asked.but(cuda_graph="layers")))
+    assert any("cuda_graph" in why for why in unsupported(query.but(cuda_graph="layers")))
 
 
 def test_padded_experts_are_replayed_with_their_layer():
@@ -298,17 +298,17 @@ def test_padded_experts_are_replayed_with_their_layer():
     issued = []
     for capacity in ("", ",capacity=1"):
         workload = load(shape + capacity)
-        asked = check(plan(dp=8, ep=8, global_batch=8, cuda_graph="layers"), workload, NODE)
-        found = costs([asked], workload, NODE).layers
+        query = check(plan(dp=8, ep=8, global_batch=8, cuda_graph="layers"), workload, NODE)
+        found = costs([query], workload, NODE).layers
         at = next(i for i, layer in enumerate(workload.layers) if layer.is_block)
         issued.append(float(found[at].forward.host[0]))
     assert issued[0] > 2 * issued[1]
 
 
 def test_a_token_is_sent_once_to_a_rank_that_has_several_of_its_experts():
-    asked = plan(dp=8, ep=8, global_batch=8, precision="bf16-master", framework="megatron-core")
+    query = plan(dp=8, ep=8, global_batch=8, precision="bf16-master", framework="megatron-core")
     once, each = (
-        predict(asked.but(ep_dispatch=way), MANY, NODE).breakdown["exchange_s"]
+        predict(query.but(ep_dispatch=way), MANY, NODE).breakdown["exchange_s"]
         for way in ("node", "rank")
     )
     assert once < 0.8 * each
@@ -317,9 +317,9 @@ def test_a_token_is_sent_once_to_a_rank_that_has_several_of_its_experts():
 def test_what_says_how_experts_are_run_needs_experts():
     dense = load("gpt:layers=4,hidden=1024,heads=8")
     for text in ("ep_overlap=yes", "ep_dispatch=node", "tp=2,sp=yes,etp=1"):
-        asked = Plan.parse(f"global_batch=64,micro_batch=1,{text}")
+        query = Plan.parse(f"global_batch=64,micro_batch=1,{text}")
         with pytest.raises(InputError, match="has no experts"):
-            check(asked.but(dp=8 // asked.tp), dense, NODE)
+            check(query.but(dp=8 // query.tp), dense, NODE)
 
 
 def test_blocks_that_do_not_divide_make_room_for_words_and_head():

@@ -448,11 +448,11 @@ def test_what_these_have_no_words_for(to, text, words):
 
 
 def test_what_a_framework_overlaps_is_exported_as_it_was_priced():
-    asked = Plan(dp=2, tp=2, sp=True, dtype="bf16", framework="megatron-core")
-    words = " ".join(export(asked, "megatron").values())
+    query = Plan(dp=2, tp=2, sp=True, dtype="bf16", framework="megatron-core")
+    words = " ".join(export(query, "megatron").values())
     assert "--overlap-grad-reduce" in words
     assert "--tp-comm-overlap" in words
-    never = export(asked.but(overlap=False, tp_overlap=False), "megatron")
+    never = export(query.but(overlap=False, tp_overlap=False), "megatron")
     assert "overlap" not in " ".join(never.values())
     experts = Plan(dp=4, ep=4, framework="megatron-core", ep_overlap=True, ep_dispatch="node")
     words = export(experts, "megatron")["arguments.txt"]

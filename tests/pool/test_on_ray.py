@@ -17,10 +17,10 @@ def pool():
 
 
 def test_answers_come_in_the_order_of_the_items(pool):
-    told = []
-    found = pool.map(work.squared, range(20), lambda *pair: told.append(pair))
+    answer = []
+    found = pool.map(work.squared, range(20), lambda *pair: answer.append(pair))
     assert found == [x * x for x in range(20)]
-    assert told == [(k, 20) for k in range(1, 21)]
+    assert answer == [(k, 20) for k in range(1, 21)]
 
 
 def test_a_worker_that_kills_itself_is_replaced(pool, tmp_path):

@@ -24,9 +24,9 @@ def test_answers_come_in_the_order_of_the_items(pool):
 
 
 def test_what_is_done_is_reported(pool):
-    told = []
-    pool.map(work.squared, range(5), lambda done, all_: told.append((done, all_)))
-    assert told == [(k, 5) for k in range(1, 6)]
+    answer = []
+    pool.map(work.squared, range(5), lambda done, all_: answer.append((done, all_)))
+    assert answer == [(k, 5) for k in range(1, 6)]
     assert pool.map(work.squared, []) == []
 
 
@@ -62,12 +62,12 @@ def test_no_process_stays():
 
 
 def test_alone_there_is_no_process():
-    told = []
+    answer = []
     with opened() as pool:
         assert isinstance(pool, Alone)
-        found = pool.map(work.late_first, [1, 2], lambda *pair: told.append(pair))
+        found = pool.map(work.late_first, [1, 2], lambda *pair: answer.append(pair))
     assert {pid for _, pid in found} == {os.getpid()}
-    assert told == [(1, 2), (2, 2)]
+    assert answer == [(1, 2), (2, 2)]
 
 
 def test_jobs_beside_a_cluster_are_refused():

@@ -44,15 +44,15 @@ def test_a_sweep_is_the_same_to_the_bit(model, pool, monkeypatch):
     monkeypatch.setattr(sys.modules["foretell.search.oracle.space"], "LEAST", 16)
     cluster = machines("dgx-a100:nodes=2")
     plans = layouts(model, 16, 256, 8, Space())
-    told = []
+    result = []
     died = pool.pool.died
-    shared = sweep(plans, model, cluster, lambda *pair: told.append(pair), pool)
+    shared = sweep(plans, model, cluster, lambda *pair: result.append(pair), pool)
     alone = sweep(plans, model, cluster)
     assert np.array_equal(shared.found.step, alone.found.step)
     assert np.array_equal(shared.found.peak, alone.found.peak)
     assert pool.pool.died == died + 1
-    assert len(told) > 4
-    assert told[-1] == (len(plans), len(plans))
+    assert len(result) > 4
+    assert result[-1] == (len(plans), len(plans))
 
 
 def test_the_oracle_chooses_the_same(model, pool):
@@ -65,9 +65,9 @@ def test_the_oracle_chooses_the_same(model, pool):
 
 def test_scales_are_the_same(model, pool):
     args = (model, lambda n: machines(f"a100-80:gpus={n}"), [2, 4], lambda n: 8 * n)
-    told = []
-    assert scaling(*args, progress=told.append, pool=pool) == scaling(*args)
-    assert told[0].startswith("2 devices: 0 of")
+    result = []
+    assert scaling(*args, progress=result.append, pool=pool) == scaling(*args)
+    assert result[0].startswith("2 devices: 0 of")
 
 
 def assert_same_best(pool, model, planner, cluster):
@@ -107,8 +107,8 @@ def test_a_planner_that_draws_nothing_needs_no_seeds(model):
     ],
 )
 def test_commands_share_their_work_out(command, where):
-    asked = [command[0], "resnet50:batch=16", "--on", "a100-80:gpus=4", "--json", *command[1:]]
-    shared, alone = (CliRunner().invoke(foretell, [*asked, *more]) for more in (where, []))
+    query = [command[0], "resnet50:batch=16", "--on", "a100-80:gpus=4", "--json", *command[1:]]
+    shared, alone = (CliRunner().invoke(foretell, [*query, *more]) for more in (where, []))
     assert shared.exit_code == 0, shared.output
     found = [json.loads(r.stdout) for r in (shared, alone)]
     for one in found:

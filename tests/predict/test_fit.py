@@ -117,9 +117,9 @@ def test_the_commands_learn_and_use_it(tmp_path):
     assert "effect on step" in told.output
     learned = json.loads(out.read_text())
     assert learned["accuracy_after"] > 0.99 > learned["accuracy_before"]
-    asked = ["resnet50", "--on", "abci:gpus=4", "--plan", "dp=4,global_batch=256", "--json"]
+    query = ["resnet50", "--on", "abci:gpus=4", "--plan", "dp=4,global_batch=256", "--json"]
     runner = CliRunner()
-    with_it = runner.invoke(predict_command, [*asked, "--calibration", str(out)])
+    with_it = runner.invoke(predict_command, [*query, "--calibration", str(out)])
     assert json.loads(with_it.output)["step_s"] == pytest.approx(0.5, rel=0.01)
 
 

@@ -13,7 +13,7 @@ from foretell.workload import load
 MODEL = "llama:layers=4,hidden=1024,heads=8,seq=1024,vocab=32000"
 
 
-def asked(text, on="h100:gpus=8", model=MODEL):
+def query(text, on="h100:gpus=8", model=MODEL):
     return predict(Plan.parse(text), load(model), load_cluster(on))
 
 
@@ -46,7 +46,7 @@ def test_every_distance_is_fitted_and_none_makes_steps_faster():
     ],
 )
 def test_a_question_knows_how_far_it_is(name, plan, on, model):
-    near, far = asked("dp=8,zero=3,framework=fsdp"), asked(plan, on, model)
+    near, far = query("dp=8,zero=3,framework=fsdp"), query(plan, on, model)
     assert far.away[name] == 1.0
     assert name not in near.away
 
@@ -56,6 +56,6 @@ def test_distance_widens_and_moves_whatever_the_syntax():
     far = interval(1.0, {"any": 1.0, "arch": 1.0, "scale": 1.0})
     assert far[1] / far[0] > near[1] / near[0]
     assert far[1] > near[1]
-    even = asked("dp=2,global_batch=4,framework=ddp", "h100:gpus=2")
-    uneven = asked("dp=2,shares=3+1,global_batch=4,framework=ddp", "h100:gpus=2")
+    even = query("dp=2,global_batch=4,framework=ddp", "h100:gpus=2")
+    uneven = query("dp=2,shares=3+1,global_batch=4,framework=ddp", "h100:gpus=2")
     assert uneven.away.keys() == even.away.keys()

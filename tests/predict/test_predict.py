@@ -64,9 +64,9 @@ def test_too_large_for_any_change():
 
 def test_the_graph_that_is_written_simulates_to_the_prediction(tmp_path):
     path = tmp_path / "step.graph"
-    told = run(SPEC, "--on", ON, "--plan", PLAN, "-o", str(path), "--json")
-    assert told.exit_code == 0, told.output
-    found = json.loads(told.stdout)["step_s"]
+    answer = run(SPEC, "--on", ON, "--plan", PLAN, "-o", str(path), "--json")
+    assert answer.exit_code == 0, answer.output
+    found = json.loads(answer.stdout)["step_s"]
     assert simulate(load_graph(path)).seconds == pytest.approx(found, rel=1e-9)
 
 

@@ -202,9 +202,9 @@ def test_a_module_opens_and_closes_again(chromium):
 
 
 def test_kernels_lie_under_the_roofs(chromium):
-    told = titles(chromium, "Roofline")
-    assert told
-    assert all("of the roofline" in text for text in told)
+    result = titles(chromium, "Roofline")
+    assert result
+    assert all("of the roofline" in text for text in result)
 
 
 def test_no_cell_breaks_a_number_from_its_unit(chromium):
@@ -249,9 +249,9 @@ def test_from_task_to_task_to_cause(chromium):
     keys(chromium, "n", "n")
     later = state(chromium, "task")
     assert later != first
-    told = chromium.find_element("css selector", ".view .task").text
-    assert "started when it did because" in told
-    assert "critical path" in told
+    result = chromium.find_element("css selector", ".view .task").text
+    assert "started when it did because" in result
+    assert "critical path" in result
     keys(chromium, "c")
     assert state(chromium, "task") != later
     keys(chromium, "\ue00c")  # escape
@@ -302,10 +302,10 @@ def titles(driver, label):
 
 
 def test_plans_are_drawn_on_their_machines(chromium):
-    told = titles(chromium, "Where each rank")
-    assert sum(text.startswith("rank ") for text in told) == 16
-    assert "rank 15 on a100-80: dp rank 7 of 8, tp rank 1 of 2" in told
-    assert "infiniband 192 GB/s" in told  # the way out of a node
+    result = titles(chromium, "Where each rank")
+    assert sum(text.startswith("rank ") for text in result) == 16
+    assert "rank 15 on a100-80: dp rank 7 of 8, tp rank 1 of 2" in result
+    assert "infiniband 192 GB/s" in result  # the way out of a node
     assert titles(chromium, "Which devices run") == [
         "a … b on rank 0 (v100-32): 3 samples",
         "a … b on rank 6 (p100-pcie): 1 samples",

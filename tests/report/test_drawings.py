@@ -131,8 +131,8 @@ def test_a_mix_of_nodes_is_drawn_node_by_node():
 
 def test_messages_have_their_bytes_where_they_are_known():
     plan = Plan(dp=2, buckets=(("a", "b"), ("c",)))
-    told = drawings.drawn_plan(plan, "p", sizes={"a": 1.0, "b": 2.0})["buckets"]
-    assert told == [{"names": ["a", "b"], "bytes": 3.0}, {"names": ["c"], "bytes": 0.0}]
+    result = drawings.drawn_plan(plan, "p", sizes={"a": 1.0, "b": 2.0})["buckets"]
+    assert result == [{"names": ["a", "b"], "bytes": 3.0}, {"names": ["c"], "bytes": 0.0}]
 
 
 def test_a_plan_that_is_too_large_for_its_cluster():
@@ -159,8 +159,8 @@ def test_baselines_of_a_plan():
     given = {"predicted_s": 1.0, "baseline_s": 2.0, "bound_s": 0.5}
     given |= {"baselines": {"slow": 3.0, "dp": 2.0}}
     found = drawings.drawn_plan(Plan(), "p", answer=given)["baselines"]
-    told = [("this plan", 1.0), ("dp", 2.0), ("slow", 3.0), ("no plan can be below", 0.5)]
-    assert [(b["name"], b["seconds"]) for b in found] == told
+    result = [("this plan", 1.0), ("dp", 2.0), ("slow", 3.0), ("no plan can be below", 0.5)]
+    assert [(b["name"], b["seconds"]) for b in found] == result
     bare = drawings.drawn_plan(Plan(), "p", answer={"predicted_s": 1.0, "baseline_s": 2.0})[
         "baselines"
     ]

@@ -109,11 +109,11 @@ def test_a_descent_ends_where_no_move_it_tried_is_better(text: str) -> None:
 def test_stages_change_places_and_one_replica_may_run_under_fsdp() -> None:
     cluster = load("dgx-a100:gpus=4")
     rows = "3+0-1+tp:2+sp:yes", "5+2-3+tp:2+sp:yes"
-    asked = Plan.parse(f"segments={'/'.join(rows)},micro_batch=1,global_batch=4")
-    found = list(neighbours(asked, GPT, cluster))
+    query = Plan.parse(f"segments={'/'.join(rows)},micro_batch=1,global_batch=4")
+    found = list(neighbours(query, GPT, cluster))
     swapped = Plan.parse(f"segments={'/'.join(rows[::-1])},micro_batch=1,global_batch=4")
     assert swapped.segments in [plan.segments for plan in found]
-    for start in (asked, Plan.parse("tp=2,pp=2,sp=yes,micro_batch=1,global_batch=4")):
+    for start in (query, Plan.parse("tp=2,pp=2,sp=yes,micro_batch=1,global_batch=4")):
         fsdp = [p for p in neighbours(start, GPT, cluster) if p.framework == "fsdp" and p.compile]
         assert predict(fsdp[0], GPT, cluster).step < predict(start, GPT, cluster).step
 
@@ -142,21 +142,21 @@ def test_only_and_fix_hold_what_they_name() -> None:
 
 def test_a_search_that_goes_on_ends_like_one_that_never_stopped(tmp_path: Path) -> None:
     cluster, kept = load("dgx-a100:gpus=2"), tmp_path / "search.json"
-    asked = {"only": "dp,tp,zero,recompute", "resume": str(kept)}
-    first = Joint(evaluations=6, **asked).plan(SMALL, cluster)
-    again = Joint(evaluations=20, **asked).plan(SMALL, cluster)
-    whole = Joint(evaluations=20, only=asked["only"]).plan(SMALL, cluster)
+    query = {"only": "dp,tp,zero,recompute", "resume": str(kept)}
+    first = Joint(evaluations=6, **query).plan(SMALL, cluster)
+    again = Joint(evaluations=20, **query).plan(SMALL, cluster)
+    whole = Joint(evaluations=20, only=query["only"]).plan(SMALL, cluster)
     assert again.plan == whole.plan
     assert again.predicted == whole.predicted <= first.predicted
     with pytest.raises(InputError, match="another search"):
-        Joint(**asked).plan(SMALL, load("dgx-a100:gpus=4"))
+        Joint(**query).plan(SMALL, load("dgx-a100:gpus=4"))
 
 
 def test_energy_may_leave_devices_out_and_no_plan_is_below_the_bound() -> None:
     cluster = load("dgx-1-v100:gpus=4")
-    asked = {"evaluations": 20, "only": "dp,tp,zero,placement"}
-    fast = Joint(**asked, fix="sync=").plan(SMALL, cluster)
-    frugal = Joint(**asked, fix="sync=", objective="energy").plan(SMALL, cluster)
+    query = {"evaluations": 20, "only": "dp,tp,zero,placement"}
+    fast = Joint(**query, fix="sync=").plan(SMALL, cluster)
+    frugal = Joint(**query, fix="sync=", objective="energy").plan(SMALL, cluster)
     joules = [one.predicted * power(one.plan, cluster) for one in (frugal, fast)]
     assert joules[0] <= joules[1]
     assert 0 < fast.bound <= min(fast.predicted, *(p.step for p in fast.alternatives))
@@ -358,9 +358,9 @@ def test_branches_of_a_model_go_to_ranks_of_their_own_where_that_is_shorter(
 ) -> None:
     flava = load_workload("flava:batch=4")
     cluster = _mixed(tmp_path, {"device": "v100-32", "count": 4, "devices": 1})
-    asked = {"evaluations": 30, "only": "dp,pp,schedule,placement,batch,fusion"}
-    apart = Joint(**asked).plan(flava, cluster)
-    chain = Joint(**asked, fix="stages=").plan(flava, cluster)
+    query = {"evaluations": 30, "only": "dp,pp,schedule,placement,batch,fusion"}
+    apart = Joint(**query).plan(flava, cluster)
+    chain = Joint(**query, fix="stages=").plan(flava, cluster)
     assert apart.plan.stages
     assert apart.predicted < 0.97 * chain.predicted
     assert apart.predicted == predict(apart.plan, flava, cluster).step
@@ -415,9 +415,9 @@ def test_a_cut_that_paid_is_moved_on_first() -> None:
 
 def test_experts_that_tensor_parallel_ranks_do_not_split_are_among_the_first_layouts() -> None:
     moe, cluster = load_workload("qwen3-30b-a3b:layers=4"), load("dgx-a100:nodes=2")
-    asked = {"evaluations": 24, "only": "dp,tp,ep,zero,batch", "fix": "tp=4"}
-    free = Joint(**asked).plan(moe, cluster)
-    split = Joint(**asked | {"fix": "tp=4,etp=0"}).plan(moe, cluster)
+    query = {"evaluations": 24, "only": "dp,tp,ep,zero,batch", "fix": "tp=4"}
+    free = Joint(**query).plan(moe, cluster)
+    split = Joint(**query | {"fix": "tp=4,etp=0"}).plan(moe, cluster)
     assert free.plan.etp == 1
     assert free.predicted < split.predicted
 

@@ -40,8 +40,8 @@ def test_more_gpus_fail_more_often(prices: Path) -> None:
 
 
 def test_the_command_answers_in_json(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["plan", MODEL, "--on", "h100+a100-80", "--tokens", "1B", "--gpus", "8,16"]
-    main([*asked, "--batch", "64", "--prices", str(prices), "--json"])
+    query = ["plan", MODEL, "--on", "h100+a100-80", "--tokens", "1B", "--gpus", "8,16"]
+    main([*query, "--batch", "64", "--prices", str(prices), "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["best"]["money"] == min(o["money"] for o in found["offers"])
     assert len(found["offers"]) == 4

@@ -20,8 +20,8 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def run(*args):
-    asked = ["schedule", *map(str, args)]
-    return CliRunner().invoke(foretell, asked, catch_exceptions=False).stdout
+    query = ["schedule", *map(str, args)]
+    return CliRunner().invoke(foretell, query, catch_exceptions=False).stdout
 
 
 def test_methods_are_listed():
@@ -64,10 +64,10 @@ def test_a_model_gets_a_plan_a_drawing_and_a_placement(tmp_path):
     assert [list(s) for s in read(str(out[0])).stages] == found["stages"]
     assert out[1].read_text().startswith("<svg")
     assert len(load(out[2]).blocks) == len({b["block"] for b in found["blocks"]})
-    told = CliRunner().invoke(
+    answer = CliRunner().invoke(
         foretell, ["predict", SMALL, "--on", "v100:gpus=2", "--plan", str(out[0]), "--json"]
     )
-    assert json.loads(told.stdout)["step_s"] == found["step_s"]
+    assert json.loads(answer.stdout)["step_s"] == found["step_s"]
 
 
 def test_a_model_is_described_in_words():
@@ -106,10 +106,10 @@ def test_what_is_wrong_is_printed(args, message):
 
 def test_bounds_and_gaps_are_reported():
     """M with memory 3: the best pattern found is 3 % above what nothing can beat."""
-    told = " ".join(run("m", "-m", 3, "--time", 1).split())
-    assert "(bound 7.333, gap " in told
-    told = " ".join(run("v", "-m", 4).split())
-    assert "(proven minimal), makespan 44 for 8 micro-batches (proven minimal)" in told
+    answer = " ".join(run("m", "-m", 3, "--time", 1).split())
+    assert "(bound 7.333, gap " in answer
+    answer = " ".join(run("v", "-m", 4).split())
+    assert "(proven minimal), makespan 44 for 8 micro-batches (proven minimal)" in answer
 
 
 def test_devices_that_differ_and_messages_that_hold_them():

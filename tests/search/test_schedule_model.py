@@ -51,13 +51,13 @@ def prices(spec, cluster, **plan):
 
 
 def test_the_cut_is_the_best_of_all_cuts(four):
-    asked = prices(SMALL, four)
+    query = prices(SMALL, four)
     line = (0, *(1 for _ in range(8)), 2)
-    stages = cut(Cutting(asked, line, (0, 1, 2), 8, widths=(1,)))
+    stages = cut(Cutting(query, line, (0, 1, 2), 8, widths=(1,)))
 
     def longest(ends):
         runs = [line[a:b] for a, b in zip((0, *ends), (*ends, len(line)), strict=True)]
-        r = asked.rates((0,))
+        r = query.rates((0,))
         both = r.forward + r.inputs + r.weights
         return max(float(sum(both[i] for i in run)) for run in runs)
 
@@ -72,10 +72,10 @@ def test_the_cut_is_the_best_of_all_cuts(four):
 def test_slow_devices_get_fewer_layers(mixed):
     names = [d.name for d in mixed.devices]
     assert len(set(names)) == 2
-    asked = prices("gpt:layers=24,hidden=512,heads=8,seq=512,vocab=1024", mixed)
-    stages = cut(Cutting(asked, (1,) * 24, (0, 1, 2, 3), 64, widths=(1,)))
+    query = prices("gpt:layers=24,hidden=512,heads=8,seq=512,vocab=1024", mixed)
+    stages = cut(Cutting(query, (1,) * 24, (0, 1, 2, 3), 64, widths=(1,)))
     layers = {s.ranks[0]: s.last - s.first for s in stages}
-    r = [float((asked.rates((k,)).forward)[1]) for k in range(4)]
+    r = [float((query.rates((k,)).forward)[1]) for k in range(4)]
     quick, slow = int(np.argmin(r)), int(np.argmax(r))
     assert layers[quick] >= layers[slow]
 
@@ -96,12 +96,12 @@ def test_the_step_is_simulated_as_it_was_scheduled(spec, shape, mode, four):
     assert wrong(found.problem, one.starts, one.order) is None
     plan = found.plan(one)
     assert plan.global_batch == 8
-    told = predict(plan, workload, four)
-    ends = told.breakdown["update_s"] + told.breakdown["reduce_s"]
+    answer = predict(plan, workload, four)
+    ends = answer.breakdown["update_s"] + answer.breakdown["reduce_s"]
     # messages from one rank take turns when played, and none in the search
-    assert told.step == pytest.approx(one.makespan + ends, rel=0.05)
-    assert told.step >= one.makespan * (1 - 1e-9)
-    assert told.fits
+    assert answer.step == pytest.approx(one.makespan + ends, rel=0.05)
+    assert answer.step >= one.makespan * (1 - 1e-9)
+    assert answer.fits
 
 
 @pytest.mark.parametrize("spec", [SMALL, "gpt:layers=4,hidden=512,heads=8,tied=no"])
@@ -117,11 +117,11 @@ def test_one_stage_on_all_ranks_is_tensor_parallelism(spec, four):
 
 
 def test_shapes_put_layers_where_they_say(four):
-    asked = Asked(prices(MT5, four), 8)
-    workload = asked.workload
+    query = Asked(prices(MT5, four), 8)
+    workload = query.workload
     names = {layer.name: i for i, layer in enumerate(workload.layers)}
     for shape, wide in (("m", {"embedding", "head"}), ("nn", {"embedding", "target", "head"})):
-        made = arrange(shape, asked)
+        made = arrange(shape, query)
         on_all = {n for n, i in names.items() for p in made if p.times[i] and len(p.ranks) == 4}
         assert on_all == wide
         assert [sum(p.times[i] for p in made) for i in names.values()] == [1, 4, 1, 4, 1]
@@ -223,8 +223,8 @@ def test_messages_are_priced_by_link(overlap, four):
     if overlap == "link":
         assert {len(b.devices) for b in messages} == {1}
         assert min(b.devices[0] for b in messages) >= len(found.ranks)
-    told = predict(found.plan(one), workload, four)
-    assert told.step > 0
+    answer = predict(found.plan(one), workload, four)
+    assert answer.step > 0
 
 
 def test_stopping_for_messages_is_never_quicker(four):
@@ -309,8 +309,8 @@ def test_a_plain_pipeline_is_written_in_degrees(four):
     assert not plain.layers or sum(plain.layers) == 24
     assert plain.recompute == "full"
     assert as_degrees(placed.but(stages=_moved(placed.stages)), workload).layers == (5, 7, 6, 6)
-    told = predict(plain, workload, four).step
-    assert told == pytest.approx(predict(placed, workload, four).step, rel=0.02)
+    answer = predict(plain, workload, four).step
+    assert answer == pytest.approx(predict(placed, workload, four).step, rel=0.02)
     for shape, more in (("m", {}), ("x", {}), ("v", {"split": True}), ("v", {"mode": "infer"})):
         other = model(workload, four, shape, plan=PLAN, micro_batches=64, **more)
         rows = schedule(other.problem.choosing(()), 4, work=0.3)
@@ -387,13 +387,13 @@ def test_actions_that_cannot_run_are_refused(four):
 
 
 def test_wider_stages_are_quicker_and_hold_less(four):
-    asked = prices(SMALL, four)
-    workload = asked.workload
+    query = prices(SMALL, four)
+    workload = query.workload
     times = tuple(layer.times for layer in workload.layers)
-    one, two = (placed_stage_cost(asked, StagePlacement(tuple(range(n)), times)) for n in (1, 2))
+    one, two = (placed_stage_cost(query, StagePlacement(tuple(range(n)), times)) for n in (1, 2))
     assert two.forward < one.forward
     assert two.kept < one.kept
-    again = placed_stage_cost(asked, StagePlacement((0,), times, ("recompute",)))
+    again = placed_stage_cost(query, StagePlacement((0,), times, ("recompute",)))
     assert again.kept < one.kept
     assert again.backward > one.backward
     assert again.inputs + again.weights == again.backward

@@ -49,8 +49,8 @@ def until(driver, holds, seconds=120):
             return found
         time.sleep(0.05)
     says = ("problem", "rank-says", "job-says", "build-says", "picked", "upload-says")
-    told = {name: text(driver, name)[:300] for name in says}
-    raise AssertionError(f"{told}\n{text(driver, 'headline')[:500]}")
+    result = {name: text(driver, name)[:300] for name in says}
+    raise AssertionError(f"{result}\n{text(driver, 'headline')[:500]}")
 
 
 def text(driver, name):
@@ -262,9 +262,9 @@ def test_a_plan_of_ones_own_becomes_a_step(page):
     until(page, lambda: page.find_element("id", "panel-step").is_displayed())
 
 
-def endless(*asked):
+def endless(*query):
     for k in range(10_000):
-        asked[-1](f"layout {k}")
+        query[-1](f"layout {k}")
         time.sleep(0.01)
 
 

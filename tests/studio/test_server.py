@@ -31,7 +31,7 @@ def studio():
     assert not running.desk.folder.exists()
 
 
-def asked(url, data=None, **headers):
+def query(url, data=None, **headers):
     request = urllib.request.Request(url, data, headers)
     try:
         with urllib.request.urlopen(request, timeout=250) as answer:
@@ -48,11 +48,11 @@ def test_without_the_token_there_is_nothing(studio):
     parts = urlsplit(studio.url)
     almost = parts.path[:-2] + "/"
     for path in ("/", "/call/desk", "/upload?name=x.json", "/wrong/", "/out/x.html", almost):
-        assert asked(f"http://{parts.netloc}{path}")[0] == 404, path
+        assert query(f"http://{parts.netloc}{path}")[0] == 404, path
 
 
 def test_with_the_token_there_is_a_page(studio):
-    status, body, headers = asked(studio.url)
+    status, body, headers = query(studio.url)
     assert status == 200
     assert b"foretell studio" in body
     assert headers["X-Frame-Options"] == "DENY"
@@ -60,7 +60,7 @@ def test_with_the_token_there_is_a_page(studio):
     assert "default-src 'self'" in policy
     assert "unsafe" not in policy
     nonce = policy.partition("'nonce-")[2].partition("'")[0]
-    assert nonce not in asked(studio.url)[2]["Content-Security-Policy"]
+    assert nonce not in query(studio.url)[2]["Content-Security-Policy"]
     scripts = body.count(b"<script")
     assert scripts == body.count(f'<script nonce="{nonce}"'.encode()) > 3
     assert b"http://" not in body.replace(studio.url.encode(), b"")
@@ -75,8 +75,8 @@ def test_two_studios_have_two_tokens(studio):
 
 
 def test_another_host_is_refused(studio):
-    assert asked(studio.url, Host="evil.example")[0] == 404
-    assert asked(studio.url, Host=f"localhost:{urlsplit(studio.url).port}")[0] == 200
+    assert query(studio.url, Host="evil.example")[0] == 404
+    assert query(studio.url, Host=f"localhost:{urlsplit(studio.url).port}")[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_no_path_leads_out(studio, path):
 
 
 def upload(studio, name, raw):
-    status, body, _ = asked(f"{studio.url}upload?name={urllib.request.quote(name)}", raw)
+    status, body, _ = query(f"{studio.url}upload?name={urllib.request.quote(name)}", raw)
     return status, json.loads(body)
 
 
@@ -117,7 +117,7 @@ def test_markup_in_a_name_stays_text(studio):
     status, found = upload(studio, "<img src=x onerror=alert(1)>.txt", STEP.read_bytes())
     assert status == 200
     assert found["name"] == "<img src=x onerror=alert(1)>.txt"
-    _, body, headers = asked(studio.url + "call/desk", b"{}", **{"Content-Type": KIND})
+    _, body, headers = query(studio.url + "call/desk", b"{}", **{"Content-Type": KIND})
     assert "<img" in json.dumps(json.loads(body))  # as a value, which a browser may not guess
     assert headers["Content-Type"] == "application/json"
     assert headers["X-Content-Type-Options"] == "nosniff"
@@ -168,7 +168,7 @@ def test_a_gibibyte_is_refused_before_it_is_sent(studio):
 
 
 def test_a_long_call_is_refused(studio):
-    status, _, _ = asked(studio.url + "call/whatif", bytes(5 << 20))
+    status, _, _ = query(studio.url + "call/whatif", bytes(5 << 20))
     assert status == 413
 
 
@@ -185,28 +185,28 @@ def test_a_long_call_is_refused(studio):
     ],
 )
 def test_what_is_no_call_is_a_bad_request(studio, body):
-    assert asked(studio.url + "call/whatif", body, **{"Content-Type": KIND})[0] == 400
+    assert query(studio.url + "call/whatif", body, **{"Content-Type": KIND})[0] == 400
 
 
 def test_an_unknown_call_says_so(studio):
-    status, body, _ = asked(studio.url + "call/nonsense", b"{}", **{"Content-Type": KIND})
+    status, body, _ = query(studio.url + "call/nonsense", b"{}", **{"Content-Type": KIND})
     assert (status, json.loads(body)["error"]) == (200, "the studio has no call `nonsense`")
 
 
 @pytest.mark.parametrize("name", ["main.js", "page.html", "../serve.py", "studio.html"])
 def test_only_its_own_assets_are_sent(studio, name):
-    assert asked(studio.url + "assets/" + name)[0] == 404
+    assert query(studio.url + "assets/" + name)[0] == 404
 
 
 def test_pages_elsewhere_are_refused(studio):
     address = studio.url + "call/whatif"
     here = f"http://{urlsplit(studio.url).netloc}"
     for origin in ("http://evil.example", "null", "https://127.0.0.1", here + "0"):
-        assert asked(address, b"{}", Origin=origin)[0] == 403, origin
-        assert asked(f"{studio.url}upload?name=x.json", b"{}", Origin=origin)[0] == 403, origin
-    assert asked(address, b"{}", **{"Sec-Fetch-Site": "cross-site"})[0] == 403
-    assert asked(address, b"{", Origin=here)[0] == 400
-    assert asked(address, b"{}", Origin=here)[0] == 200
+        assert query(address, b"{}", Origin=origin)[0] == 403, origin
+        assert query(f"{studio.url}upload?name=x.json", b"{}", Origin=origin)[0] == 403, origin
+    assert query(address, b"{}", **{"Sec-Fetch-Site": "cross-site"})[0] == 403
+    assert query(address, b"{", Origin=here)[0] == 400
+    assert query(address, b"{}", Origin=here)[0] == 200
 
 
 def test_a_body_without_a_length_is_refused(studio):
@@ -260,7 +260,7 @@ def test_a_planner_opens_no_file(planner):
 def call(studio, name, **given):
     """What the page sends when something is chosen."""
     raw = json.dumps(given).encode()
-    status, answer, _ = asked(studio.url + "call/" + name, raw, **{"Content-Type": KIND})
+    status, answer, _ = query(studio.url + "call/" + name, raw, **{"Content-Type": KIND})
     return status, json.loads(answer) if answer[:1] in b"{[" else answer
 
 
@@ -347,13 +347,13 @@ def test_a_planner_answers_what_predict_says():
     from foretell.studio.views import planned
     from foretell.workload import load
 
-    model, cluster, told = "gpt:layers=4,hidden=256,heads=4", load_cluster("h100:gpus=2"), []
-    best, *rivals = planned(model, cluster, "oracle", lambda *what: told.append(what))
+    model, cluster, result = "gpt:layers=4,hidden=256,heads=4", load_cluster("h100:gpus=2"), []
+    best, *rivals = planned(model, cluster, "oracle", lambda *what: result.append(what))
     again = priced(Plan.parse(best["plan"]), load(model), cluster)
     assert best["step_s"] == pytest.approx(again.step)
     assert best["peak_bytes"] == again.peak
     assert rivals
-    assert told
+    assert result
 
 
 def test_strategies_are_sent_as_they_are_found():

@@ -114,6 +114,6 @@ def test_what_is_missing(words):
 def test_in_an_action_the_summary_is_its_own(tmp_path, monkeypatch):
     page = tmp_path / "summary.md"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
-    told = CliRunner().invoke(foretell, ["check", str(STEP), "--step-under", "1s"])
-    assert told.exit_code == 0
+    answer = CliRunner().invoke(foretell, ["check", str(STEP), "--step-under", "1s"])
+    assert answer.exit_code == 0
     assert "✅ under" in page.read_text()

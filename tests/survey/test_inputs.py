@@ -93,9 +93,11 @@ def test_a_survey_of_a_graph():
     found = survey([Step.from_file(STEP)], ["faster-host:times=2"], advice=False)
     assert [line.name for line in found.timelines] == ["current step", "with faster-host"]
     figures = {f["what"]: f for f in found.content.figures}
-    told = figures["with changes"]
-    assert told["low"] <= told["seconds"] <= told["high"]
-    assert told["gain"] == pytest.approx(1 - told["seconds"] / figures["current step"]["seconds"])
+    answer = figures["with changes"]
+    assert answer["low"] <= answer["seconds"] <= answer["high"]
+    assert answer["gain"] == pytest.approx(
+        1 - answer["seconds"] / figures["current step"]["seconds"]
+    )
     assert found.content.advice is None
 
 

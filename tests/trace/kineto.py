@@ -37,8 +37,8 @@ class Kineto:
         keys = {"external": "External id", "sequence": "Sequence number",
                 "forward": "Fwd thread id", "dims": "Input Dims", "types": "Input type",
                 "values": "Concrete Inputs"}  # fmt: skip
-        told = {"External id": self.ids, **{keys[k]: v for k, v in args.items()}}
-        self.add("Operator" if self.old else "cpu_op", name, start, end, tid=tid, args=told)
+        answer = {"External id": self.ids, **{keys[k]: v for k, v in args.items()}}
+        self.add("Operator" if self.old else "cpu_op", name, start, end, tid=tid, args=answer)
 
     def note(self, name: str, start: float, end: float, *, tid: int = MAIN, **args: Any) -> None:
         cat = "Operator" if self.old else "user_annotation"
@@ -55,13 +55,13 @@ class Kineto:
         self, name: str, start: float, end: float, correlation: int | None, *,
         stream: int = 7, device: int = 0, cat: str = "kernel", **args: Any,
     ) -> None:  # fmt: skip
-        told = {"device": device, "stream": stream, **args}
+        answer = {"device": device, "stream": stream, **args}
         if correlation is not None:
-            told["correlation"] = correlation
+            answer["correlation"] = correlation
         if self.old:
             cat = {"kernel": "Kernel", "gpu_memcpy": "Memcpy", "gpu_memset": "Memset"}[cat]
         tid: Any = f"stream {stream}" if self.old else stream
-        self.add(cat, name, start, end, pid=device, tid=tid, args=told)
+        self.add(cat, name, start, end, pid=device, tid=tid, args=answer)
 
     def launch(
         self, name: str, start: float, end: float, correlation: int, run: tuple[float, float], *,
@@ -73,8 +73,8 @@ class Kineto:
 
     def sync(self, name: str, start: float, end: float, correlation: int, **args: Any) -> None:
         """What a `cuda_sync` event tells of a call."""
-        told = {"cuda_sync_kind": name, "correlation": correlation, "device": 0, **args}
-        self.add("cuda_sync", name, start, end, pid=0, tid=args.get("stream", -1), args=told)
+        answer = {"cuda_sync_kind": name, "correlation": correlation, "device": 0, **args}
+        self.add("cuda_sync", name, start, end, pid=0, tid=args.get("stream", -1), args=answer)
 
     def document(self) -> dict[str, Any]:
         return {"schemaVersion": 1, **self.facts, "traceEvents": self.events, "traceName": "t.json"}

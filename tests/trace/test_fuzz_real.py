@@ -125,8 +125,8 @@ def test_every_odd_trace_is_answered_or_refused_in_one_message(path: Path) -> No
     else:
         assert json.loads(replayed.stdout)["tasks"] > 0
     for spec in SPECS:
-        asked = CliRunner().invoke(foretell, ["whatif", str(path), spec, "--json"])
-        if asked.exit_code:
-            assert isinstance(asked.exception, ForetellError), (spec, asked.exception)
+        query = CliRunner().invoke(foretell, ["whatif", str(path), spec, "--json"])
+        if query.exit_code:
+            assert isinstance(query.exception, ForetellError), (spec, query.exception)
         else:
-            assert json.loads(asked.stdout)["predicted_s"] >= 0
+            assert json.loads(query.stdout)["predicted_s"] >= 0

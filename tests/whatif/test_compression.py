@@ -22,7 +22,7 @@ from tests.whatif.ddp import START, bare, hosted
 RATE = 0.8e12  # bytes/s a copy moves on a device nobody named
 
 
-def asked(graph, *specs, on=None):
+def query(graph, *specs, on=None):
     return verify(applied([parse(s) for s in specs], graph, Setting(load(on) if on else None)))
 
 
@@ -33,7 +33,7 @@ def one_of(graph, **wanted):
 class TestDgc:
     def test_on_paper(self):
         size, ranks, ratio = 4e8, 4, 0.01
-        after = asked(bare(size), f"data-parallel:ranks={ranks},skew=0", f"dgc:ratio={ratio}")
+        after = query(bare(size), f"data-parallel:ranks={ranks},skew=0", f"dgc:ratio={ratio}")
         chosen = ranks * ratio * size * 2  # values and places, of all ranks
         first, sent, last = (one_of(after, op=o) for o in ("sparsify", "all_gather", "scatter"))
         assert first.seconds == pytest.approx(8 * 1.5e-6 + 11 * size / RATE)
@@ -43,7 +43,7 @@ class TestDgc:
         assert not len(after.select(op="all_reduce"))
 
     def test_stages_follow_each_other_and_the_optimizer_follows_them(self):
-        after = asked(bare(), "data-parallel:ranks=4,skew=0", "dgc")
+        after = query(bare(), "data-parallel:ranks=4,skew=0", "dgc")
         played = simulate(after)
         stages = [after.select(op=o) for o in ("sparsify", "all_gather", "scatter")]
         for one, next_one in pairwise(stages):
@@ -52,22 +52,22 @@ class TestDgc:
         assert played.start[update[0]] >= played.end[stages[-1]].max()
 
     def test_it_pays_on_slow_links_and_not_on_fast_ones(self):
-        slow = asked(bare(), "data-parallel:ranks=8,skew=0")
-        fast = asked(slow, "network:times=1000")
-        assert simulate(asked(slow, "dgc")).seconds < simulate(slow).seconds
-        assert simulate(asked(fast, "dgc")).seconds > simulate(fast).seconds
+        slow = query(bare(), "data-parallel:ranks=8,skew=0")
+        fast = query(slow, "network:times=1000")
+        assert simulate(query(slow, "dgc")).seconds < simulate(slow).seconds
+        assert simulate(query(fast, "dgc")).seconds > simulate(fast).seconds
 
     def test_the_host_starts_its_kernels(self):
-        step = asked(hosted(("100x2000", "500x100")), "data-parallel:ranks=4,skew=0")
-        after = asked(step, "dgc")
+        step = query(hosted(("100x2000", "500x100")), "data-parallel:ranks=4,skew=0")
+        after = query(step, "dgc")
         (call,) = after.select(op="sparsify", kind="host")
         (kernel,) = after.select(op="sparsify", kind="kernel")
         assert int(call) in after[int(kernel)].after
         assert after.seconds[call] == pytest.approx(8 * call_seconds(step))
 
     def test_the_host_waits_for_the_choice_and_the_update_for_the_hook(self):
-        step = asked(hosted(("100x2000", "500x100")), "data-parallel:ranks=4,skew=0")
-        after = asked(step, "dgc")
+        step = query(hosted(("100x2000", "500x100")), "data-parallel:ranks=4,skew=0")
+        after = query(step, "dgc")
         (wait,) = np.flatnonzero(after.kind == Kind.SYNC)
         (chosen,) = after.select(op="sparsify", kind="kernel")
         (last,) = after.select(op="scatter", kind="host")
@@ -80,17 +80,17 @@ class TestDgc:
     @pytest.mark.parametrize("ratio", ["0", "-1", "2"])
     def test_mistakes(self, ratio):
         with pytest.raises(InputError):
-            asked(bare(), "data-parallel:ranks=2,skew=0", f"dgc:ratio={ratio}")
+            query(bare(), "data-parallel:ranks=2,skew=0", f"dgc:ratio={ratio}")
 
     @pytest.mark.parametrize("spec", ["bucket-size:mb=1", "data-parallel:ranks=8", "overlap:on=no"])
     def test_what_is_taken_apart_is_not_made_anew(self, spec):
-        step = asked(bare(), "data-parallel:ranks=2,skew=0", "dgc")
+        step = query(bare(), "data-parallel:ranks=2,skew=0", "dgc")
         with pytest.raises(DoesNotApply, match="taken apart by `dgc`"):
-            asked(step, spec)
+            query(step, spec)
 
     def test_what_is_compressed_is_not_compressed_again(self):
         with pytest.raises(DoesNotApply, match="no gradients by all_reduce"):
-            asked(bare(), "data-parallel:ranks=2,skew=0", "dgc", "dgc")
+            query(bare(), "data-parallel:ranks=2,skew=0", "dgc", "dgc")
 
 
 class TestPowerSgd:
@@ -111,8 +111,8 @@ class TestPowerSgd:
 
     def test_on_paper(self):
         rows, columns, ranks, rank = 1000, 2000, 4, 2
-        step = asked(hosted((f"{rows}x{columns}",)), f"data-parallel:ranks={ranks},skew=0")
-        after = asked(step, f"powersgd:rank={rank}")
+        step = query(hosted((f"{rows}x{columns}",)), f"data-parallel:ranks={ranks},skew=0")
+        after = query(step, f"powersgd:rank={rank}")
         size, share = 4.0 * rows * columns, 2 * 3 / 4 / 1e9
         p, q = after.select(op="all_reduce", kind="collective")
         assert after.comm_bytes[p] == 4 * rank * rows
@@ -128,21 +128,21 @@ class TestPowerSgd:
         assert played.start[after.select(op="bucket_unpack", kind="host")].min() >= played.end[wait]
 
     def test_many_columns_are_made_orthogonal_by_qr(self):
-        step = asked(hosted(("1000x2000",)), "data-parallel:ranks=4,skew=0")
-        few, many = (asked(step, f"powersgd:rank={r}") for r in (2, 4))
+        step = query(hosted(("1000x2000",)), "data-parallel:ranks=4,skew=0")
+        few, many = (query(step, f"powersgd:rank={r}") for r in (2, 4))
         spent = [g.seconds[g.select(op="powersgd_*", kind="host")].sum() for g in (few, many)]
         call, qr = call_seconds(step), passes()["powersgd"]["qr"]
         assert spent[1] - spent[0] == pytest.approx(2 * (qr - 8 * call))
 
     def test_mistakes(self):
         with pytest.raises(InputError):
-            asked(bare(), "data-parallel:ranks=2,skew=0", "powersgd:rank=0")
+            query(bare(), "data-parallel:ranks=2,skew=0", "powersgd:rank=0")
 
 
 class TestBlueConnect:
     def test_on_paper(self):
         size = 4e8
-        after = asked(bare(size), "data-parallel:ranks=8,skew=0", "blueconnect:inside=4")
+        after = query(bare(size), "data-parallel:ranks=8,skew=0", "blueconnect:inside=4")
         down, across, up = (
             one_of(after, kind="collective", op=o)
             for o in ("reduce_scatter", "all_reduce", "all_gather")
@@ -154,7 +154,7 @@ class TestBlueConnect:
 
     def test_stages_of_two_buckets_overlap(self):
         """Tiers are channels of their own: three stages of two buckets take four, not six."""
-        after = asked(
+        after = query(
             bare(4e8, update=0), "data-parallel:ranks=4,overlap=no,skew=0", "blueconnect:inside=2"
         )
         played = simulate(after)
@@ -179,11 +179,11 @@ class TestBlueConnect:
         with bare().edit() as edit:
             edit.fact(network_bandwidth=0.0)
         with pytest.raises(DoesNotApply, match="one tier"):
-            asked(edit.graph, "data-parallel:ranks=8,skew=0", "blueconnect", on="dgx-a100")
+            query(edit.graph, "data-parallel:ranks=8,skew=0", "blueconnect", on="dgx-a100")
 
     def test_nodes_that_do_not_fill(self):
         with pytest.raises(InputError, match="do not make nodes"):
-            asked(bare(), "data-parallel:ranks=8,skew=0", "blueconnect:inside=3")
+            query(bare(), "data-parallel:ranks=8,skew=0", "blueconnect:inside=3")
 
 
 @pytest.mark.parametrize("spec", ["dgc", "powersgd", "blueconnect:inside=2"])
@@ -191,7 +191,7 @@ def test_both_ranks_of_a_graph_take_part(spec):
     step = transformer(ranks=2, layers=2)
     with step.edit() as edit:
         edit.set(edit.select(kind=("kernel", "collective")), seconds=1e-3)
-    after = asked(edit.graph, spec)
+    after = query(edit.graph, spec)
     for task in after.select(kind="collective").tolist():
         assert sorted(after.lanes.rank[list(after[task].lanes)].tolist()) == [0, 1]
     played = simulate(after)
@@ -204,4 +204,4 @@ def test_both_ranks_of_a_graph_take_part(spec):
 @pytest.mark.parametrize("spec", ["dgc", "powersgd", "blueconnect:inside=2"])
 def test_they_need_an_exchange(spec):
     with pytest.raises(DoesNotApply, match="data-parallel"):
-        asked(bare(), spec)
+        query(bare(), spec)

@@ -19,7 +19,7 @@ from tests.whatif.ddp import START, bare, copied, hosted
 MIB = float(1 << 20)
 
 
-def asked(graph, *specs, on=None):
+def query(graph, *specs, on=None):
     return verify(applied([parse(s) for s in specs], graph, Setting(load(on) if on else None)))
 
 
@@ -39,7 +39,7 @@ def test_two_layers_on_paper():
     # The first copy out of its bucket runs beside the second message and slows it.
     second = message + copy * TAKES
     expected = 3 + copy + backward + copy + second + copy + 1
-    after = asked(bare(size), "data-parallel:ranks=2,skew=0")
+    after = query(bare(size), "data-parallel:ranks=2,skew=0")
     assert simulate(after).seconds == pytest.approx(expected, rel=1e-9)
 
 
@@ -47,12 +47,12 @@ def test_without_overlap_messages_come_behind_the_backward():
     size = 4e8
     message, copy = START + size / 1e9, copied(size)
     expected = 4 + 2 * copy + 2 * message + copy * TAKES + copy + 1
-    after = asked(bare(size), "data-parallel:ranks=2,overlap=no,skew=0")
+    after = query(bare(size), "data-parallel:ranks=2,overlap=no,skew=0")
     assert simulate(after).seconds == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_host_starts_copies_and_collectives():
-    after = asked(hosted(("100x2000", "500x100")), "data-parallel:ranks=4,skew=0")
+    after = query(hosted(("100x2000", "500x100")), "data-parallel:ranks=4,skew=0")
     (sent,) = after.select(kind="collective")
     total = (100 * 2000 + 500 * 100) * 4
     assert after.comm_bytes[sent] == total
@@ -68,7 +68,7 @@ def test_a_host_starts_copies_and_collectives():
 
 
 def test_small_buckets_are_sent_early():
-    after = asked(hosted(), "data-parallel:ranks=4,bucket_mb=1,skew=0")
+    after = query(hosted(), "data-parallel:ranks=4,bucket_mb=1,skew=0")
     sent = after.select(kind="collective")
     assert after.comm_bytes[sent].tolist() == [500 * 1000 * 4, 1000 * 2000 * 4]
     played = simulate(after)
@@ -91,7 +91,7 @@ def test_prices_come_from_the_cluster_where_one_is_named():
 
 def test_too_many_ranks_for_the_cluster():
     with pytest.raises(InputError, match="do not fit"):
-        asked(bare(), "data-parallel:ranks=9,skew=0", on="dgx-a100")
+        query(bare(), "data-parallel:ranks=9,skew=0", on="dgx-a100")
 
 
 def test_links_of_the_device_that_was_traced():
@@ -120,9 +120,9 @@ def test_links_between_ranks_are_not_given():
 
 
 def test_a_data_parallel_step_is_taken_to_more_ranks():
-    once = asked(bare(), "data-parallel:ranks=2,skew=0")
-    twice = asked(once, "data-parallel:ranks=8,skew=0")
-    straight = asked(bare(), "data-parallel:ranks=8,skew=0")
+    once = query(bare(), "data-parallel:ranks=2,skew=0")
+    twice = query(once, "data-parallel:ranks=8,skew=0")
+    straight = query(bare(), "data-parallel:ranks=8,skew=0")
     assert simulate(twice).seconds == simulate(straight).seconds
     assert len(twice) == len(straight)
 
@@ -131,7 +131,7 @@ def test_every_rank_of_a_graph_takes_part():
     step = transformer(ranks=2, layers=2)
     with step.edit() as edit:
         edit.set(edit.select(kind=("kernel", "collective")), seconds=1e-3)
-    after = asked(edit.graph, "data-parallel:ranks=8,skew=0")
+    after = query(edit.graph, "data-parallel:ranks=8,skew=0")
     for task in after.select(kind="collective").tolist():
         lanes = after[task].lanes
         assert sorted(after.lanes.rank[list(lanes)].tolist()) == [0, 1]
@@ -154,70 +154,70 @@ def test_ranks_of_different_gradients():
 )
 def test_mistakes(spec):
     with pytest.raises(InputError):
-        asked(bare(), spec)
+        query(bare(), spec)
 
 
 class TestBucketSize:
     def test_it_is_as_if_asked_for_at_once(self):
-        straight = asked(bare(layers=4), "data-parallel:ranks=2,bucket_mb=500,skew=0")
-        later = asked(bare(layers=4), "data-parallel:ranks=2,skew=0", "bucket-size:mb=500")
+        straight = query(bare(layers=4), "data-parallel:ranks=2,bucket_mb=500,skew=0")
+        later = query(bare(layers=4), "data-parallel:ranks=2,skew=0", "bucket-size:mb=500")
         assert simulate(later).seconds == simulate(straight).seconds
         assert len(later.select(kind="collective")) == 3  # 4e8, then two, then one
 
     def test_it_needs_an_exchange(self):
         with pytest.raises(DoesNotApply, match="exchanges no gradients"):
-            asked(bare(), "bucket-size:mb=10")
+            query(bare(), "bucket-size:mb=10")
 
 
 class TestOverlap:
     def test_off_and_on_again(self):
-        with_it = asked(bare(), "data-parallel:ranks=2,skew=0")
-        without = asked(with_it, "overlap:on=no")
-        again = asked(without, "overlap:on=yes")
-        straight = asked(bare(), "data-parallel:ranks=2,overlap=no,skew=0")
+        with_it = query(bare(), "data-parallel:ranks=2,skew=0")
+        without = query(with_it, "overlap:on=no")
+        again = query(without, "overlap:on=yes")
+        straight = query(bare(), "data-parallel:ranks=2,overlap=no,skew=0")
         assert simulate(without).seconds == pytest.approx(simulate(straight).seconds, rel=1e-9)
         assert simulate(again).seconds == simulate(with_it).seconds
 
     @pytest.mark.parametrize(("before", "spec"), [("yes", "on=yes"), ("no", "on=no")])
     def test_what_is_so_already(self, before, spec):
-        step = asked(bare(), f"data-parallel:ranks=2,overlap={before},skew=0")
+        step = query(bare(), f"data-parallel:ranks=2,overlap={before},skew=0")
         with pytest.raises(DoesNotApply, match="already"):
-            asked(step, f"overlap:{spec}")
+            query(step, f"overlap:{spec}")
 
 
 class TestNetwork:
     def test_twice_as_fast(self):
-        step = asked(bare(), "data-parallel:ranks=2,skew=0")
-        after = asked(step, "network:times=2")
+        step = query(bare(), "data-parallel:ranks=2,skew=0")
+        after = query(step, "network:times=2")
         sent = after.select(kind="collective")
         assert after.seconds[sent] == pytest.approx(START + (step.seconds[sent] - START) / 2)
 
     def test_a_rate(self):
-        step = asked(bare(), "data-parallel:ranks=2,skew=0")
-        after = asked(step, "network:bandwidth=4")
+        step = query(bare(), "data-parallel:ranks=2,skew=0")
+        after = query(step, "network:bandwidth=4")
         sent = after.select(kind="collective")
         assert after.seconds[sent] == pytest.approx(START + 4e8 / 4e9)
 
     def test_what_is_put_in_later_has_the_new_links(self):
-        one = asked(
+        one = query(
             bare(),
             "data-parallel:ranks=2,skew=0",
             "network:times=2",
             "data-parallel:ranks=4,skew=0",
         )
-        other = asked(bare(), "data-parallel:ranks=4,skew=0", "network:times=2")
+        other = query(bare(), "data-parallel:ranks=4,skew=0", "network:times=2")
         assert simulate(one).seconds == pytest.approx(simulate(other).seconds)
 
     def test_only_the_links_between_nodes_change(self):
         with bare().edit() as edit:
             edit.fact(network_bandwidth=0.0)
         on = "dgx-a100:nodes=2"
-        step = asked(edit.graph, "data-parallel:ranks=16,skew=0", on=on)
-        after = asked(step, "network:times=4", on=on)
+        step = query(edit.graph, "data-parallel:ranks=16,skew=0", on=on)
+        after = query(step, "network:times=4", on=on)
         sent = after.select(kind="collective")
         assert (after.seconds[sent] < step.seconds[sent]).all()
         assert (after.seconds[sent] > step.seconds[sent] / 4).all()
 
     def test_nothing_is_communicated(self):
         with pytest.raises(DoesNotApply):
-            asked(bare(), "network:times=2")
+            query(bare(), "network:times=2")

@@ -58,9 +58,9 @@ def test_they_come_in_the_order_autograd_visits_them(model):
         for e in events
         if e.get("name") == "torch::autograd::AccumulateGrad"
     )
-    told = np.array([4 * np.prod(dims, dtype=float) for _, dims in visits[-len(found) :]])
-    assert sorted(told) == sorted(found.bytes)
-    apart = np.abs(np.cumsum(told) - np.cumsum(found.bytes)).max() / told.sum()
+    answer = np.array([4 * np.prod(dims, dtype=float) for _, dims in visits[-len(found) :]])
+    assert sorted(answer) == sorted(found.bytes)
+    apart = np.abs(np.cumsum(answer) - np.cumsum(found.bytes)).max() / answer.sum()
     assert apart < 0.05  # weight and bias of one layer may change places
 
 

@@ -124,8 +124,8 @@ def test_an_attention_is_looked_up_by_its_own_sizes(args, flags):
     op = "_efficient_attention_forward"
     args = f",args={args}" if args else ""
     sort = sort_of(op, f"{said}{args}", Phase.FORWARD, np.zeros(0, np.int64))
-    told = {"b": 8, "h": 12, "s": 512, "sk": 77, "d": 64, "mask": 0}
-    assert sort.sizes == told | dict(zip(("causal", "dropout"), flags, strict=True))
+    answer = {"b": 8, "h": 12, "s": 512, "sk": 77, "d": 64, "mask": 0}
+    assert sort.sizes == answer | dict(zip(("causal", "dropout"), flags, strict=True))
 
 
 def test_cudnn_attention_needs_nothing_turned_round():

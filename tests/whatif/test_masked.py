@@ -45,8 +45,8 @@ def test_what_takes_longer_than_written_out_stays():
 
 def test_a_causal_flag_becomes_a_mask_on_all_scores():
     count, seconds = captured(call(causal="True"))
-    told = f"{SIZES},dropout=1,direction=fwd,causal="
-    price = kernel.seconds(devices()["a100-80"], "attention", "bf16", [told + "1", told + "0"])
+    answer = f"{SIZES},dropout=1,direction=fwd,causal="
+    price = kernel.seconds(devices()["a100-80"], "attention", "bf16", [answer + "1", answer + "0"])
     assert count == 1
     assert seconds == pytest.approx(1e-5 * price.seconds[1] / price.seconds[0])
 

@@ -20,11 +20,11 @@ from foretell_lab.bench.case import (
 
 
 def test_a_case_prints_and_reads_back() -> None:
-    asked = case("conv2d", "wgrad", "bf16", "nhwc", n=64, c=3, mode="bilinear")
-    assert str(asked) == "conv2d wgrad bf16 nhwc n=64;c=3;mode=bilinear"
-    assert parse_case(str(asked)) == asked
-    assert read_shape(text(asked.shape)) == asked.shape
-    assert (asked["n"], asked.word("mode"), asked.size("groups", 1)) == (64, "bilinear", 1)
+    query = case("conv2d", "wgrad", "bf16", "nhwc", n=64, c=3, mode="bilinear")
+    assert str(query) == "conv2d wgrad bf16 nhwc n=64;c=3;mode=bilinear"
+    assert parse_case(str(query)) == query
+    assert read_shape(text(query.shape)) == query.shape
+    assert (query["n"], query.word("mode"), query.size("groups", 1)) == (64, "bilinear", 1)
 
 
 @pytest.mark.parametrize("written", ["m", "m=", "=3", "m=3;n", "m=3;;=1"])

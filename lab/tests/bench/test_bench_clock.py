@@ -83,7 +83,7 @@ def test_a_missing_gpu_is_said() -> None:
 
 def run_sweep(cases: list[Case], budget: Budget) -> dict[str, Measured | str]:
     found: dict[str, Measured | str] = {}
-    sweep(cases, CPU, budget, lambda asked, got: found.update({str(asked): got}))
+    sweep(cases, CPU, budget, lambda query, got: found.update({str(query): got}))
     return found
 
 
@@ -93,8 +93,8 @@ def test_a_sweep_measures_what_fits_and_says_what_does_not() -> None:
     found = run_sweep([strange, *SMALL, huge], Budget(time.monotonic() + 60, longest=1.0))
     assert isinstance(found[str(strange)], str)
     assert "too large" in str(found[str(huge)])
-    for asked in SMALL:
-        got = found[str(asked)]
+    for query in SMALL:
+        got = found[str(query)]
         assert isinstance(got, Measured)
         assert 0 < got.seconds < 1
 
@@ -134,30 +134,30 @@ def test_host_costs_of_a_chain_are_per_call() -> None:
     timed = host.time_chains(CPU, time.monotonic() + 60, only=("relu", "module.linear"))
     rows = dict(host.rows(CPU, timed))
     assert len(rows) == 1 + 2 * 2 * 2
-    for asked, found in rows.items():
-        assert isinstance(found, Measured), (asked, found)
+    for query, found in rows.items():
+        assert isinstance(found, Measured), (query, found)
         assert math.isnan(found.seconds)
         assert 0 <= found.host < 0.05
 
 
 def test_host_costs_without_time_say_so() -> None:
     timed = host.time_chains(CPU, time.monotonic() - 1, only=("relu",))
-    told = [found for asked, found in host.rows(CPU, timed) if asked.op == "host.relu"]
-    assert told == ["no time was left"] * 4
+    answer = [found for query, found in host.rows(CPU, timed) if query.op == "host.relu"]
+    assert answer == ["no time was left"] * 4
 
 
 def test_plain_calls_are_timed_everywhere_and_launches_only_on_gpus() -> None:
-    names = {asked.op for asked, _ in host.time_launches(CPU)}
+    names = {query.op for query, _ in host.time_launches(CPU)}
     assert {"host.item", "host.add_"} <= names
     assert list(host.kernel_rows(CPU)) == []
 
 
 def test_the_machine_is_described_without_its_paths() -> None:
-    told = machine.describe(CPU)
-    assert told["torch"] == torch.__version__
-    assert told["device"]["kind"] == "cpu"
-    assert told["host"]["cores"] >= 1
-    assert "/" not in told["host"]["system"]
+    answer = machine.describe(CPU)
+    assert answer["torch"] == torch.__version__
+    assert answer["device"]["kind"] == "cpu"
+    assert answer["host"]["cores"] >= 1
+    assert "/" not in answer["host"]["system"]
     rates = machine.ceilings(CPU)
     assert 1e8 < rates["fp32"] < 1e14
     assert 1e8 < rates["bytes"] < 1e13

@@ -42,12 +42,12 @@ def test_cases_of_a_file_are_measured_and_a_second_run_goes_on(
     pytest.importorskip("torch", reason="measuring operators needs torch")
     out = tmp_path / "mine.csv"
     (tmp_path / "cases.txt").write_text(CASES)
-    asked = ["-o", str(out), "--device", "cpu", "--part", "device", "--seconds", "60"]
-    asked += ["--longest", "1", "--cases", str(tmp_path / "cases.txt")]
-    assert main(asked) == 0
+    query = ["-o", str(out), "--device", "cpu", "--part", "device", "--seconds", "60"]
+    query += ["--longest", "1", "--cases", str(tmp_path / "cases.txt")]
+    assert main(query) == 0
     assert [str(r.case) for r in load(out)] == CASES.split("\n")[:2]
     assert "too large" in Path(f"{out}.skipped.txt").read_text()
-    assert main([*asked, "--resume"]) == 0
+    assert main([*query, "--resume"]) == 0
     assert len(load(out)) == 2
     assert "2 rows, 1 skipped" in capsys.readouterr().err
 

@@ -12,8 +12,8 @@ from foretell_lab.bench.table import save, written
 LINEAR = case("linear", "forward", "fp32", "nk", m=4096, n=768, k=768)
 
 
-def row(asked=LINEAR, seconds=1e-4, host=math.nan, **more) -> Row:
-    return Row(asked, seconds, 0.01, 1, host, **more)
+def row(query=LINEAR, seconds=1e-4, host=math.nan, **more) -> Row:
+    return Row(query, seconds, 0.01, 1, host, **more)
 
 
 def test_rows_are_written_and_read_back(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from foretell_lab.bench.table import save
 LINEAR = case("linear", "forward", "fp32", "nk", m=4096, n=768, k=768)
 
 
-def row(asked=LINEAR, seconds=1e-4, host=math.nan, **more) -> Row:
-    return Row(asked, seconds, 0.01, 1, host, **more)
+def row(query=LINEAR, seconds=1e-4, host=math.nan, **more) -> Row:
+    return Row(query, seconds, 0.01, 1, host, **more)
 
 
 def test_of_several_measurements_the_fastest_counts_and_the_hosts_median() -> None:
@@ -101,12 +101,12 @@ def test_the_shipped_table_repeats_and_obeys_physics(h200: Path) -> None:
 
 
 def test_the_summary_holds_every_table(h200: Path) -> None:
-    told = summary(h200)
+    answer = summary(h200)
     for heading in ("matrix rate", "copy bandwidth", "Ratios", "Host cost", "Optimizer", "bus"):
-        assert heading in told
-    assert "| linear forward |" in told
-    assert "| module.linear |" in told
-    widths = {line.count("|") for line in told.splitlines() if line.startswith("| linear")}
+        assert heading in answer
+    assert "| linear forward |" in answer
+    assert "| module.linear |" in answer
+    widths = {line.count("|") for line in answer.splitlines() if line.startswith("| linear")}
     assert widths == {8, 14}
 
 

@@ -59,9 +59,9 @@ def traced(path: Path) -> dict[str, list[tuple[int, float]]]:
             spent[event["args"].get("External id")].append(event["dur"] * 1e-6)
     found: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for number, took in spent.items():
-        asked = case_of(ops[number]) if number in ops else None
-        if asked:
-            found[asked].append((len(took), sum(took)))
+        query = case_of(ops[number]) if number in ops else None
+        if query:
+            found[query].append((len(took), sum(took)))
     return found
 
 
@@ -72,8 +72,8 @@ def test_the_table_agrees_with_traces_of_training_steps(every: int, least: int) 
         table = {str(row.case): row for row in load(path)}
     ratios, mine, theirs = [], 0.0, 0.0
     for path in sorted(TRUTH.glob("*.json.gz"))[::every]:
-        for asked, calls in traced(path).items():
-            row = table.get(asked)
+        for query, calls in traced(path).items():
+            row = table.get(query)
             same = [seconds for count, seconds in calls if row and count == row.kernels]
             if row and same and statistics.median(same) > 2e-5:
                 ratios.append(row.seconds / statistics.median(same))

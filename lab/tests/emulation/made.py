@@ -31,8 +31,8 @@ def machine(ranks=(2,), networks=("slow",), stretch=1.0, latency=0.001):
         for s, t in ((s, latency + s / RATE) for s in sizes)
     ]  # fmt: skip
     cores = [{"ranks": r, "stretch": stretch, "cpu_s": 0.0} for r in (1, *ranks)]
-    told = {"cpu": "made up", "cores": 2, "load": 0.0}
-    return {"machine": told, "links": links, "cores": cores, "fits": []}
+    answer = {"cpu": "made up", "cores": 2, "load": 0.0}
+    return {"machine": answer, "links": links, "cores": cores, "fits": []}
 
 
 def known(**options):

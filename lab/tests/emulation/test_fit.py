@@ -103,9 +103,9 @@ def test_rows_read_back_and_bad_ones_are_named(folder):
 def test_fit_writes_what_lab_then_predicts_with(folder):
     before = CliRunner().invoke(lab_command, ["-o", str(folder), "--no-run", "--json"])
     assert before.exit_code == 0, before.output
-    told = CliRunner().invoke(fit_command, [str(folder), "--share", "0.5", "--json"])
-    assert told.exit_code == 0, told.output
-    fitted = json.loads(told.stdout)
+    answer = CliRunner().invoke(fit_command, [str(folder), "--share", "0.5", "--json"])
+    assert answer.exit_code == 0, answer.output
+    fitted = json.loads(answer.stdout)
     assert fitted["after"]["error"] < fitted["before"]["error"]
     after = CliRunner().invoke(lab_command, ["-o", str(folder), "--no-run", "--json"])
     errors = [json.loads(r.stdout)["figures"]["error"] for r in (before, after)]

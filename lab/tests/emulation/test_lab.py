@@ -48,10 +48,10 @@ def folder(pool, tmp_path_factory):
     found["links"] = links.measure_links(pool, "loopback", (1024, 262144, 1048576), ("all_reduce",))
     found["fits"] = links.fit_links(found["links"])
     table.write(place / table.MACHINE, found)
-    asked = MatrixRequest((), steps=2, warmup=1, notes=True)
+    query = MatrixRequest((), steps=2, warmup=1, notes=True)
     for number, plan in enumerate(("ddp", "layers")):
         config = Config("embedding", plan, "loopback", 2)
-        matrix._once(lab, config, profiles["embedding"], asked, number, 0.0)
+        matrix._once(lab, config, profiles["embedding"], query, number, 0.0)
     return place
 
 

@@ -16,7 +16,7 @@ from foretell_lab.emulation.predicted import Known, compared
 from foretell_lab.emulation.table import Config, Row
 
 pytest.importorskip("ray")
-ASKED = MatrixRequest((Config("embedding", "ddp", "loopback", 1),), rounds=3, steps=1, warmup=0)
+QUERIES = MatrixRequest((Config("embedding", "ddp", "loopback", 1),), rounds=3, steps=1, warmup=0)
 
 
 class Watch(threading.Thread):
@@ -52,13 +52,13 @@ def test_a_killed_worker_goes_on_where_it_was(tmp_path):
         watch = Watch(remote.here(key) / table.ROWS)
         watch.start()
         try:
-            told = []
-            done = remote.run_on(pool, folder, ASKED, lambda words, share: told.append(words))
+            answer = []
+            done = remote.run_on(pool, folder, QUERIES, lambda words, share: answer.append(words))
         finally:
             shutil.rmtree(remote.here(key), ignore_errors=True)
     assert watch.killed
     assert done["died"] == 1
-    assert told == ["1 of 1 models"]
+    assert answer == ["1 of 1 models"]
     assert Path(done["folders"][0]) == folder
     rows = table.rows(folder)
     assert [row.round for row in rows] == [0, 1, 2]
@@ -79,8 +79,8 @@ def test_several_machines_have_folders_of_their_own(tmp_path):
             counts = {"configs": 1, "done": 1, "failed": 0, "left": 0}
             return [
                 {"host": next(hosts), "why": "", "done": counts, "profiles": {}, "machine": {},
-                 "rows": [vars(row) | {"model": asked.configs[0].model}]}
-                for _, asked in items
+                 "rows": [vars(row) | {"model": query.configs[0].model}]}
+                for _, query in items
             ]  # fmt: skip
 
     configs = tuple(Config(m, "ddp", "loopback", 1) for m in ("embedding", "mlp"))

@@ -82,8 +82,8 @@ def _work(made):
 
 
 def with_cores(cores, **more):
-    told = machine()["machine"] | {"cores": cores}
-    return Known({"tiny": PROFILE}, machine() | {"machine": told} | more)
+    answer = machine()["machine"] | {"cores": cores}
+    return Known({"tiny": PROFILE}, machine() | {"machine": answer} | more)
 
 
 def test_messages_that_meet_stall_where_ranks_have_few_processors():

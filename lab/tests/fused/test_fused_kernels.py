@@ -223,9 +223,9 @@ def test_corrections_are_fitted_written_and_reported(tmp_path):
     rows = np.flatnonzero(data.held_out & ~data.regions.is_written)[:300]
     some = data.take(rows)
     some = replace(some, seconds=1.6 * some.seconds)
-    told = bench.tuned(some, devices()["h200"], tmp_path / bench.FILE)
-    assert told["fused_regions"] == 300
-    assert told["fused_error_tuned"] < 0.6 * told["fused_error"]
+    answer = bench.tuned(some, devices()["h200"], tmp_path / bench.FILE)
+    assert answer["fused_regions"] == 300
+    assert answer["fused_error_tuned"] < 0.6 * answer["fused_error"]
     assert (tmp_path / bench.FILE).is_file()
 
 
@@ -237,8 +237,8 @@ def test_regions_to_correct_by_are_small_enough():
 
 @pytest.mark.slow
 def test_a_quick_bench_measures_and_writes(tmp_path):
-    told = bench.bench(tmp_path, "cpu", 240.0, quick=True)
-    assert told["fused_regions"] >= 10
+    answer = bench.bench(tmp_path, "cpu", 240.0, quick=True)
+    assert answer["fused_regions"] >= 10
     assert (tmp_path / bench.FILE).read_text().startswith('device = "')
 
 
@@ -251,10 +251,10 @@ def test_kernels_run_in_the_order_predicted():
     mine, theirs = (matched._figures(h200, r) for r in (found.regions, data.regions))
     same = []
     for r, row in enumerate(rows.tolist()):
-        told = np.flatnonzero(found.of == r)
-        true = np.arange(row + 1, min(row + 1 + len(told), len(data)))
-        if len(told) == data.kernels[row] > 1 and written[true].all():
-            a, b = matched._paired(mine[told], theirs[true])
+        answer = np.flatnonzero(found.of == r)
+        true = np.arange(row + 1, min(row + 1 + len(answer), len(data)))
+        if len(answer) == data.kernels[row] > 1 and written[true].all():
+            a, b = matched._paired(mine[answer], theirs[true])
             same.append(bool(np.all(np.diff(b[np.argsort(a)]) > 0)))
     assert len(same) > 1000
     assert np.mean(same) > 0.93  # 96 %; 83 % in the order of their first loops

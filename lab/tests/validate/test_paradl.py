@@ -25,8 +25,8 @@ LOGS = [
 
 @pytest.mark.parametrize(("net", "strategy", "ranks", "batch", "said"), LOGS)
 def test_outputs(net, strategy, ranks, batch, said):
-    told = paradl(strategy, Question(NETS[net](), OLD, ranks, batch))
-    assert (told.compute, told.communication) == pytest.approx(said, rel=1e-3)
+    answer = paradl(strategy, Question(NETS[net](), OLD, ranks, batch))
+    assert (answer.compute, answer.communication) == pytest.approx(said, rel=1e-3)
 
 
 def test_memory():

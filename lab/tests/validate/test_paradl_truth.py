@@ -30,8 +30,8 @@ def test_measured_epochs_of_split_layers():
         ranks, measured = next(iter(chainer.EPOCHS["resnet50"][strategy].items()))
         plan = chainer.plan_of(strategy, "resnet50", ranks)
         steps = chainer.SAMPLES / plan.global_batch
-        told = steps * chainer.step(strategy, "resnet50", ranks)
-        assert told == pytest.approx(measured, rel=0.4), strategy
+        answer = steps * chainer.step(strategy, "resnet50", ranks)
+        assert answer == pytest.approx(measured, rel=0.4), strategy
 
 
 @pytest.mark.slow

@@ -132,9 +132,9 @@ def test_models_of_a_family_are_predicted_without_a_capture():
 def test_timm_rows():
     found = list(timm.predictions(TRUTH))
     assert len(found) == 834
-    told = [row for row in found if row.predicted]
-    errors = [abs(row.predicted / row.measured - 1) for row in told]
-    assert len(told) > 810
+    answer = [row for row in found if row.predicted]
+    errors = [abs(row.predicted / row.measured - 1) for row in answer]
+    assert len(answer) > 810
     assert np.median(errors) <= 0.13
     assert all(row.source for row in found)
     left = "\n".join(workloads._left_out(TRUTH))

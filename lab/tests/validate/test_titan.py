@@ -10,9 +10,9 @@ from foretell_lab.validate import titan
 
 def test_a_preset_predicts_its_boards_as_faster_and_fp8_as_much_faster_as_it_is():
     bf16, fp8 = (one.run(Calibration()) for one in list(titan.titans())[:2])
-    told = [predict(r.plan, r.workload, r.cluster).step for r in (bf16, fp8)]
-    assert 0.6 < told[0] / bf16.seconds < 1.0
-    assert told[0] / told[1] == pytest.approx(bf16.seconds / fp8.seconds, rel=0.15)
+    answer = [predict(r.plan, r.workload, r.cluster).step for r in (bf16, fp8)]
+    assert 0.6 < answer[0] / bf16.seconds < 1.0
+    assert answer[0] / answer[1] == pytest.approx(bf16.seconds / fp8.seconds, rel=0.15)
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_one_run_tells_of_the_boards_and_of_nothing_else():
 @pytest.mark.slow
 def test_the_others_are_predicted():
     found = list(titan.predicted())
-    wrong = np.abs([told / real - 1 for _, real, told in found])
+    wrong = np.abs([answer / real - 1 for _, real, answer in found])
     assert len(wrong) == 13
     assert np.median(wrong) < 0.12
     assert np.sort(wrong)[-5] < 0.20  # all but the 405 b on few tokens and cp of 4 and 8

@@ -67,23 +67,8 @@ class PlanPage:
 
     @property
     def memory(self) -> list[dict[str, Any]]:
-        """Memory over the step: buffers of the graph, and what the prediction adds to them."""
-        drawn = curves(*self.timelines[-1])
-        rest = self.prediction.peak - max((curve["peak"] for curve in drawn), default=0.0)
-        # buffers of a whole stage begin with it: the instant of the peak would be too exact
-        return [_with_constant(curve | {"explained": ""}, max(rest, 0.0)) for curve in drawn]
-
-
-def _with_constant(curve: dict[str, Any], rest: float) -> dict[str, Any]:
-    """A memory curve with the bytes that are held all the time: buffers of NCCL, fragmentation."""
-    if not rest:
-        return curve
-    return curve | {
-        "held": curve["held"] + rest,
-        "stacked": {**curve["stacked"], "allocator": 0.0 * curve["held"] + rest},
-        "peak": curve["peak"] + rest,
-        "kinds": {**curve["kinds"], "allocator": rest},
-    }
+        """Memory over the step; buffers of a stage begin with it, so no instant of the peak."""
+        return [curve | {"explained": ""} for curve in curves(*self.timelines[-1])]
 
 
 def page_of(plan: Plan, model: Model, cluster: Cluster, name: str = "") -> PlanPage:

@@ -274,7 +274,7 @@ def run(size, pairs, limit=1200.0):
             if len(left) == 1:
                 return found | {left[0]: ("crash", str(error))}
             each = [run(size, [pair], limit) for pair in left]  # to know which it was
-            return found | {pair: told for one in each for pair, told in one.items()}
+            return found | {pair: answer for one in each for pair, answer in one.items()}
         for pair in list(left):
             each = [r[pair] for r in ranks if pair in r]
             if not each:
@@ -293,23 +293,23 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-n", type=int)
     parser.add_argument("--quiet", action="store_true")
-    asked = parser.parse_args()
+    query = parser.parse_args()
     kinds = {"usual": zoo.MODELS, "unusual": zoo.UNUSUAL}
-    names = list(kinds.get(asked.models) or asked.models.split(","))
+    names = list(kinds.get(query.models) or query.models.split(","))
     total = Counter()
     began = time.time()
     for size, plans in PLANS.items():
-        if asked.n and size != asked.n:
+        if query.n and size != query.n:
             continue
-        rows = [[(name, text) for name in names] for text in asked.plans or plans]
+        rows = [[(name, text) for name in names] for text in query.plans or plans]
         limit = 1200.0
-        if asked.drawn:
-            every = drawn(size, asked.drawn, asked.seed)
+        if query.drawn:
+            every = drawn(size, query.drawn, query.seed)
             rows, limit = [every[k : k + 10] for k in range(0, len(every), 10)], 120.0
         for row in rows:
             for (name, text), (kind, words) in run(size, row, limit).items():
                 total[kind] += 1
-                if kind in ("wrong", "crash") or not asked.quiet:
+                if kind in ("wrong", "crash") or not query.quiet:
                     print(f"{kind:8}{name:9}{text:60}{words}", flush=True)
     print(f"{sum(total.values())} cells in {time.time() - began:.0f} s: {dict(total)}")
     return 1 if total["wrong"] + total["crash"] else 0

@@ -127,14 +127,14 @@ def spoiled(folder):
     train(made, 0, 1)
     path = save(made, Path(folder), 1)
     index = json.loads((path / INDEX).read_text())
-    told = []
+    answer = []
     for change in ({"parts": [{**index["parts"][0], "file": "../x"}]}, {"tensors": 3}):
         (path / INDEX).write_text(json.dumps(index | change))
         with pytest.raises(InputError) as error:
             load(made, path)
-        told.append(error.value.message)
+        answer.append(error.value.message)
     (path / INDEX).unlink()
-    return told, latest(Path(folder))
+    return answer, latest(Path(folder))
 
 
 def test_a_checkpoint_that_cannot_be_written_says_why_and_which_is_whole(tmp_path, monkeypatch):
@@ -156,7 +156,7 @@ def test_a_checkpoint_that_cannot_be_written_says_why_and_which_is_whole(tmp_pat
 
 
 def test_a_checkpoint_that_is_none(tmp_path):
-    ((told, last),) = on_ranks(1, spoiled, str(tmp_path))
-    assert "outside the folder" in told[0]
-    assert "is no checkpoint" in told[1]
+    ((answer, last),) = on_ranks(1, spoiled, str(tmp_path))
+    assert "outside the folder" in answer[0]
+    assert "is no checkpoint" in answer[1]
     assert last is None

@@ -72,10 +72,10 @@ def test_an_allocation_starts_it_on_every_node(slurm, monkeypatch):
     (line,) = (slurm / "calls").read_text().splitlines()
     words = json.loads(line)
     assert words[:3] == ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
-    told = words[words.index("run") + 1 :]
-    assert told[:2] == ["--nodes=2", f"--rendezvous=localhost:{many_nodes.PORT + 12}"]
-    assert set(told[2:-1]) == {"--plan=dp=4,zero=1", "--steps=7", "--no-verify"}
-    assert told[-1] == script
+    answer = words[words.index("run") + 1 :]
+    assert answer[:2] == ["--nodes=2", f"--rendezvous=localhost:{many_nodes.PORT + 12}"]
+    assert set(answer[2:-1]) == {"--plan=dp=4,zero=1", "--steps=7", "--no-verify"}
+    assert answer[-1] == script
 
 
 def test_what_srun_exits_with_is_the_exit_code(slurm, monkeypatch):

@@ -320,11 +320,11 @@ def test_a_script_is_captured_planned_and_run_as_planned(tmp_path):
         ["run", script, "--plan", best, "--steps", 2, "--device", "cpu", "-o", tmp_path / "a"],
         ["run", script, "--plan", "dp=2", "--steps", 2, "--device", "cpu", "-o", tmp_path / "b"],
     ):
-        asked = [*map(str, words), "--json"]
-        done.append(json.loads(CliRunner().invoke(foretell, asked, catch_exceptions=False).stdout))
+        query = [*map(str, words), "--json"]
+        done.append(json.loads(CliRunner().invoke(foretell, query, catch_exceptions=False).stdout))
     assert read(str(best)).regions
     assert done[2]["losses"] == pytest.approx(done[3]["losses"], rel=1e-6)
     script.write_text(SCRIPT.replace("32", "33"))
-    asked = ["run", str(script), "--plan", str(best), "--device", "cpu", "-o", str(tmp_path / "c")]
+    query = ["run", str(script), "--plan", str(best), "--device", "cpu", "-o", str(tmp_path / "c")]
     with pytest.raises(InputError, match="made for parameters"):
-        CliRunner().invoke(foretell, asked, catch_exceptions=False)
+        CliRunner().invoke(foretell, query, catch_exceptions=False)

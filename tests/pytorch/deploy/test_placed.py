@@ -152,9 +152,9 @@ def differences(cases):
     return [difference(*case) for case in cases]
 
 
-def difference(kind, asked, frozen):
+def difference(kind, query, frozen):
     model = make(kind)
-    made = deploy(model, sgd(model), asked, loss=loss, samples=SAMPLES)
+    made = deploy(model, sgd(model), query, loss=loss, samples=SAMPLES)
     for step in range(STEPS):
         x, y = batch(step)
         if made.trains:
@@ -247,9 +247,9 @@ def test_four_ranks():
 def halves(plans):
     """Stages on two ranks each: how far what is not split is from one process."""
     found = []
-    for asked in plans:
+    for query in plans:
         model = make("words")
-        made = deploy(model, sgd(model), asked, loss=loss, samples=SAMPLES)
+        made = deploy(model, sgd(model), query, loss=loss, samples=SAMPLES)
         for step in range(STEPS):
             x, y = batch(step)
             made.step((x,), y)
@@ -366,9 +366,9 @@ def test_from_a_script_to_its_schedule_to_its_run(tmp_path, monkeypatch):
         wanted.append(names["loss"](model(x), y))
         wanted[-1].backward()
         update.step()
-    asked = ["schedule", script, "--on", "v100:gpus=2", "-n", "4", "--plan", "micro_batch=2"]
-    reported(*asked, "--shape", "m", "-o", tmp_path / "m.plan")
-    reported(*asked, "--shape", "m", "--infer", "-o", tmp_path / "i.plan")
+    query = ["schedule", script, "--on", "v100:gpus=2", "-n", "4", "--plan", "micro_batch=2"]
+    reported(*query, "--shape", "m", "-o", tmp_path / "m.plan")
+    reported(*query, "--shape", "m", "--infer", "-o", tmp_path / "i.plan")
     some = ["--steps", "3", "--warmup", "0", "--device", "cpu", "--json"]
     found = json.loads(reported("run", script, "--plan", tmp_path / "m.plan", *some))
     assert found["losses"] == pytest.approx([loss.item() for loss in wanted], rel=1e-5)

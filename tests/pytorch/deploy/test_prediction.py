@@ -227,8 +227,8 @@ def test_the_first_op_that_differs_is_named():
 
 
 def test_what_a_run_says_of_its_prediction():
-    told = {"low_s": 1e-3, "high_s": 3e-3, "load": 1.0, "load_during": 2.5}
-    found = {"prediction": told, "predicted_s": 2e-3, "step_s": 4e-3, "error": -0.5}
+    answer = {"low_s": 1e-3, "high_s": 3e-3, "load": 1.0, "load_during": 2.5}
+    found = {"prediction": answer, "predicted_s": 2e-3, "step_s": 4e-3, "error": -0.5}
     assert (
         _prediction_text(found)
         == ", 2 ms predicted (-50.0 %; outside the 80 % interval, 1 to 3 ms)"
@@ -236,7 +236,7 @@ def test_what_a_run_says_of_its_prediction():
     (_, load), then = _prediction_rows(found)
     assert load.startswith("busy")
     assert then == ("at that load", "5 ms predicted")
-    ((_, load),) = _prediction_rows(found | {"prediction": told | {"load_during": 1.0}})
+    ((_, load),) = _prediction_rows(found | {"prediction": answer | {"load_during": 1.0}})
     assert load.startswith("idle")
     assert _prediction_rows(found | {"prediction": {"why": "no"}}) == [("predicted", "no: no")]
 
@@ -267,8 +267,8 @@ def test_an_unedited_script_is_predicted_and_trains_as_without(tmp_path):
     ]  # fmt: skip
     assert not any(done.returncode for done in runs), [done.stderr for done in runs]
     found, without = (json.loads(done.stdout) for done in runs)
-    told = found["prediction"]
-    assert 0 < told["low_s"] < found["predicted_s"] < told["high_s"]
+    answer = found["prediction"]
+    assert 0 < answer["low_s"] < found["predicted_s"] < answer["high_s"]
     assert found["losses"] == without["losses"]  # its random numbers are its own
     assert without["predicted_s"] is None
 
@@ -289,10 +289,10 @@ def test_a_run_is_predicted_for_the_machine_it_is_on(tmp_path, plan):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    told = found["prediction"]
-    assert 0 < told["low_s"] < found["predicted_s"] < told["high_s"]
-    assert told["load"] >= 1
-    assert told["load_during"] >= 1
+    answer = found["prediction"]
+    assert 0 < answer["low_s"] < found["predicted_s"] < answer["high_s"]
+    assert answer["load"] >= 1
+    assert answer["load_during"] >= 1
     (kept,) = (tmp_path / "foretell" / "machines").glob("*.json")
     names = {row[0] for row in json.loads(kept.read_text())["ops"]}
     assert {"gemm", "optimizer"} <= names

@@ -465,8 +465,8 @@ def launched(monkeypatch, outcomes):
     """`launch` over runs that end so, one after the other; whether each goes on from before."""
     resumed = []
 
-    def once(asked, **options):
-        resumed.append(asked.resume)
+    def once(query, **options):
+        resumed.append(query.resume)
         outcome = outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
@@ -478,13 +478,13 @@ def launched(monkeypatch, outcomes):
 
 def test_a_run_is_started_again_from_its_checkpoint(monkeypatch):
     died = launcher.RankFailure("rank 1 died in step 2")
-    asked = run_files.Asked("train.py", "dp=2", checkpoint="kept")
+    query = run_files.Asked("train.py", "dp=2", checkpoint="kept")
     resumed = launched(monkeypatch, [died, died, None])
-    assert launcher.launch(asked, restarts=2)["restarts"] == 2
+    assert launcher.launch(query, restarts=2)["restarts"] == 2
     assert resumed == [False, True, True]
     launched(monkeypatch, [died, died])
     with pytest.raises(launcher.RankFailure, match="rank 1 died"):
-        launcher.launch(asked, restarts=1)
+        launcher.launch(query, restarts=1)
 
 
 def test_a_mistake_is_not_tried_again(monkeypatch):

@@ -73,8 +73,8 @@ def test_a_module_with_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("line", ["train.py --lr 0.1", "-m package.train 8"])
 def test_a_file_never_runs_a_script_with_arguments(here: Path, line: str) -> None:
-    asked = {"workload": line, "on": "h100:gpus=2", "plan": "dp=2"}
-    (here / "many.jsonl").write_text(json.dumps(asked) + "\n")
+    query = {"workload": line, "on": "h100:gpus=2", "plan": "dp=2"}
+    (here / "many.jsonl").write_text(json.dumps(query) + "\n")
     found = invoke("predict", "--batch", "many.jsonl", "--json")
     assert "code is never run because a file says so" in found["error"]
 

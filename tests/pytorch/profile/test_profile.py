@@ -83,12 +83,12 @@ def described(tmp_path_factory):
 
 def test_both_times_are_in_the_trace(described):
     found, output = described
-    told = json.loads(gzip.decompress(output.read_bytes()))["foretell"]
-    assert told["unprofiled_s"] == found.plain.median > 0
-    assert told["profiled_s"] == found.profiled > 0
-    assert told["unprofiled_low_s"] <= told["unprofiled_s"] <= told["unprofiled_high_s"]
-    assert told["unprofiled_steps"] == 6
-    assert told["torch"] == torch.__version__
+    result = json.loads(gzip.decompress(output.read_bytes()))["foretell"]
+    assert result["unprofiled_s"] == found.plain.median > 0
+    assert result["profiled_s"] == found.profiled > 0
+    assert result["unprofiled_low_s"] <= result["unprofiled_s"] <= result["unprofiled_high_s"]
+    assert result["unprofiled_steps"] == 6
+    assert result["torch"] == torch.__version__
 
 
 def test_the_reader_takes_the_unprofiled_time(described):
@@ -166,11 +166,11 @@ def test_the_command_and_a_what_if_of_its_trace(tmp_path):
     assert done.exit_code == 0, done.exception
     answer = json.loads(done.stdout)
     assert answer["trace"] == str(output)
-    asked = CliRunner().invoke(command, ["whatif", str(output), "faster-host:times=2", "--json"])
-    told = json.loads(asked.stdout)
-    assert told["baseline_s"] == answer["unprofiled_s"]
-    assert told["predicted_s"] < 0.7 * told["baseline_s"]
-    assert any("timed with the trace" in note for note in told["notes"])
+    query = CliRunner().invoke(command, ["whatif", str(output), "faster-host:times=2", "--json"])
+    result = json.loads(query.stdout)
+    assert result["baseline_s"] == answer["unprofiled_s"]
+    assert result["predicted_s"] < 0.7 * result["baseline_s"]
+    assert any("timed with the trace" in note for note in result["notes"])
 
 
 def test_the_middle_of_times():

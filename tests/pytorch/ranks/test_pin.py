@@ -44,8 +44,8 @@ def test_what_is_started_inside_keeps_to_its_cores():
     one = frozenset({min(before)})
     code = "import os; print(sorted(os.sched_getaffinity(0)))"
     with kept_to(one):
-        told = subprocess.run(
+        answer = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )
-    assert told.stdout.strip() == str(sorted(one))
+    assert answer.stdout.strip() == str(sorted(one))
     assert os.sched_getaffinity(0) == before

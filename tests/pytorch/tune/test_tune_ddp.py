@@ -59,14 +59,14 @@ def test_ddp_makes_exactly_the_buckets_of_the_caps(tmp_path):
         ddp = DistributedDataParallel(model, bucket_cap_mb_list=[s / 2**20 for s in wanted])
         for _ in range(3):
             ddp(torch.randn(4, 64)).sum().backward()
-        told = ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"]
-        assert [int(s) for s in told.split(", ")] == wanted
+        answer = ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+        assert [int(s) for s in answer.split(", ")] == wanted
         few = DistributedDataParallel(model, bucket_cap_mb_list=[4 / 2**20, wanted[1] / 2**20])
         for _ in range(3):
             few(torch.randn(4, 64)).sum().backward()
-        told = few._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+        answer = few._get_ddp_logging_data()["rebuilt_bucket_sizes"]
         ends = [sizes[0], *sizes[1:5], sizes[5]]  # the last cap counts for all that follow
-        assert [int(s) for s in told.split(", ")] == ends
+        assert [int(s) for s in answer.split(", ")] == ends
     finally:
         dist.destroy_process_group()
 

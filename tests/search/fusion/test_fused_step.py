@@ -37,11 +37,11 @@ A = machines("disco-a")
 def test_a_plan_is_predicted_as_it_was_found(asked):
     found = FusionPlanner(**asked).plan(load(MODEL), A)
     assert fuses(found.plan)
-    told = priced(found.plan, load(MODEL), A)
-    assert told.step == pytest.approx(found.predicted, rel=1e-6)
-    assert sum(told.breakdown.values()) == pytest.approx(told.step, rel=1e-6)
-    assert told.fits
-    assert told.low < told.step < told.high
+    answer = priced(found.plan, load(MODEL), A)
+    assert answer.step == pytest.approx(found.predicted, rel=1e-6)
+    assert sum(answer.breakdown.values()) == pytest.approx(answer.step, rel=1e-6)
+    assert answer.fits
+    assert answer.low < answer.step < answer.high
 
 
 def test_the_command_prices_the_plan_that_the_planner_wrote(tmp_path):
@@ -50,10 +50,10 @@ def test_the_command_prices_the_plan_that_the_planner_wrote(tmp_path):
     save(found.plan, path)
     graph = tmp_path / "step.graph"
     words = ["predict", MODEL, "--on", "disco-a", "--plan", str(path), "--json", "-o", str(graph)]
-    told = json.loads(CliRunner().invoke(foretell, words, catch_exceptions=False).stdout)
-    assert told["step_s"] == pytest.approx(found.predicted, rel=1e-6)
-    assert simulate(load_graph(graph)).seconds == pytest.approx(told["step_s"], rel=1e-9)
-    assert told["breakdown"]["compute_s"] > 0
+    answer = json.loads(CliRunner().invoke(foretell, words, catch_exceptions=False).stdout)
+    assert answer["step_s"] == pytest.approx(found.predicted, rel=1e-6)
+    assert simulate(load_graph(graph)).seconds == pytest.approx(answer["step_s"], rel=1e-9)
+    assert answer["breakdown"]["compute_s"] > 0
 
 
 @pytest.mark.parametrize(

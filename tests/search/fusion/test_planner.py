@@ -110,21 +110,21 @@ def test_a_stopped_search_goes_on_as_if_it_had_never_stopped(tmp_path):
     path = str(tmp_path / "search.json")
     # the network's prices differ in the last digits by what else is asked with them
     problem = FusionPlanner(learned=False).problem(load(MODEL), A)
-    asked = {"method": "backtrack", "seed": 4}
-    whole = FusionPlanner(evaluations=400, **asked).search(problem)
-    FusionPlanner(evaluations=150, resume=path, **asked).search(problem)
-    half = FusionPlanner(evaluations=400, resume=path, **asked).search(problem)
+    query = {"method": "backtrack", "seed": 4}
+    whole = FusionPlanner(evaluations=400, **query).search(problem)
+    FusionPlanner(evaluations=150, resume=path, **query).search(problem)
+    half = FusionPlanner(evaluations=400, resume=path, **query).search(problem)
     assert half.best.step == whole.best.step
     assert half.run.judge.evaluations == whole.run.judge.evaluations
     with pytest.raises(InputError, match="ran with seed=4, not 5"):
         FusionPlanner(method="backtrack", seed=5, resume=path).search(problem)
     with pytest.raises(InputError, match="ran with model="):
-        FusionPlanner(resume=path, **asked).search(
+        FusionPlanner(resume=path, **query).search(
             FusionPlanner().problem(load("vgg16:batch=8"), A)
         )
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(InputError, match="is no search"):
-        FusionPlanner(resume=str(tmp_path / "bad.json"), **asked).search(problem)
+        FusionPlanner(resume=str(tmp_path / "bad.json"), **query).search(problem)
     with pytest.raises(InputError, match="beside method=climb"):
         FusionPlanner(resume=path).plan(load(MODEL), A)
 
@@ -196,9 +196,9 @@ def test_what_does_not_fit_is_said():
 def test_accumulation_recompute_and_zero_make_a_step_fit(spec, batch, wanted):
     model = load(spec)
     found = FusionPlanner(batch=batch, evaluations=24).plan(model, A)
-    told = priced(found.plan, model, A)
-    assert told.fits
-    assert told.step == pytest.approx(found.predicted, rel=1e-12)
+    result = priced(found.plan, model, A)
+    assert result.fits
+    assert result.step == pytest.approx(found.predicted, rel=1e-12)
     assert found.predicted <= found.baseline
     assert found.bound <= found.predicted
     assert found.plan.global_batch == batch * A.size

@@ -86,11 +86,11 @@ def test_the_exact_optimum_of_what_can_be_enumerated(folder):
     start = uniform(small, Action(0, ALL_REDUCE))
     found, _ = anneal(on, start, 3000, 0)
     assert polish(on, found)[1] == pytest.approx(best, rel=1e-9)
-    told = PlacementPlanner(groups=2).plan(load("vgg11:batch=8"), cluster)
-    assert told.predicted <= best * (1 + 1e-9)
-    assert told.bound == told.predicted
-    assert any("proven best" in line for line in told.notes)
-    assert weighs(told)
+    result = PlacementPlanner(groups=2).plan(load("vgg11:batch=8"), cluster)
+    assert result.predicted <= best * (1 + 1e-9)
+    assert result.bound == result.predicted
+    assert any("proven best" in line for line in result.notes)
+    assert weighs(result)
 
 
 def test_a_guided_tree_is_ahead_of_an_unguided_one(vgg):

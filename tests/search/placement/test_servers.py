@@ -166,8 +166,8 @@ def test_the_order_of_nodes_does_not_matter_to_servers(folder):
     for flip in (False, True):
         on = problem(load("vgg11:batch=8"), mixed(folder, flip=flip))
         found = {name: BASELINES[name](Evaluator(on)) for name in ("even-ps", "proportional-ps")}
-        told = [text(on, p, settled(on, p)[2].tolist()) for p, _ in found.values()]
-        said.append((told, [took for _, took in found.values()]))
+        answer = [text(on, p, settled(on, p)[2].tolist()) for p, _ in found.values()]
+        said.append((answer, [took for _, took in found.values()]))
     assert said[0] == said[1]
 
 

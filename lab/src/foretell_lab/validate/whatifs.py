@@ -220,8 +220,8 @@ def _causes(rows: list[Row]) -> str:
     lines = [f"{sum(r.holder == who for r in far)} by the {who}" for who in HOLDERS]
     worst = max(rows, key=lambda r: abs(r.error))
     return (
-        f"{'':24} the worst is a step that the {worst.holder} holds up; of {len(far)} rows off by "
-        f"more than {FAR:.0%} are held up {', '.join(lines)}"
+        f"{'':24} the worst is a {worst.holder}-bound step; of {len(far)} rows off by "
+        f"more than {FAR:.0%} are bound {', '.join(lines)}"
     )
 
 

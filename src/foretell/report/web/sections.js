@@ -169,7 +169,6 @@ const HELD_FOR = {
   library: "libraries (cuBLAS, cuDNN)",
   input: "the batch",
   other: "temporary tensors",
-  allocator: "communication buffers and fragmentation",
 };
 function held(m) {
   // what the peak consists of, the largest parts by name
