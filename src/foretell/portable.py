@@ -27,18 +27,18 @@ _LOG = tuple(1.0 / n for n in range(23, 0, -2))  # of the inverse hyperbolic tan
 
 def exp(x: npt.ArrayLike) -> Array:
     """e to the power of each number."""
-    asked = np.asarray(x, float)
-    if asked.size > _FEW:
-        return _exponential(asked)
-    return np.array([_exp(v) for v in asked.ravel().tolist()]).reshape(asked.shape)
+    values = np.asarray(x, float)
+    if values.size > _FEW:
+        return _exponential(values)
+    return np.array([_exp(v) for v in values.ravel().tolist()]).reshape(values.shape)
 
 
 def log(x: npt.ArrayLike) -> Array:
     """The natural logarithm of each number."""
-    asked = np.asarray(x, float)
-    if asked.size <= _FEW:
-        return np.array([_log(v) for v in asked.ravel().tolist()]).reshape(asked.shape)
-    return _logarithm(asked, _HIGH, 1.0, _LOW)
+    values = np.asarray(x, float)
+    if values.size <= _FEW:
+        return np.array([_log(v) for v in values.ravel().tolist()]).reshape(values.shape)
+    return _logarithm(values, _HIGH, 1.0, _LOW)
 
 
 def log2(x: npt.ArrayLike) -> Array:
@@ -60,9 +60,9 @@ def log1p(x: npt.ArrayLike) -> Array:
 
 def tanh(x: npt.ArrayLike) -> Array:
     """The hyperbolic tangent of each number."""
-    asked = np.asarray(x, float)
-    left = exp(-2.0 * np.abs(asked))
-    return np.asarray(np.copysign((1.0 - left) / (1.0 + left), asked))
+    values = np.asarray(x, float)
+    left = exp(-2.0 * np.abs(values))
+    return np.asarray(np.copysign((1.0 - left) / (1.0 + left), values))
 
 
 def power(x: npt.ArrayLike, to: Array | float) -> Array:

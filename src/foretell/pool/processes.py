@@ -60,9 +60,9 @@ class Processes:
             # A fresh interpreter each: threads of torch do not survive a fork.
             context = get_context("spawn")
             self.executor = ProcessPoolExecutor(self.size, context, initializer=_quiet)
-        asked: dict[Future[Any], int] = {self.executor.submit(work, items[k]): k for k in left}
-        for future in as_completed(asked):
-            yield asked[future], future.result()
+        pending: dict[Future[Any], int] = {self.executor.submit(work, items[k]): k for k in left}
+        for future in as_completed(pending):
+            yield pending[future], future.result()
 
     def _end(self) -> None:
         """End every process, also in the middle of something."""

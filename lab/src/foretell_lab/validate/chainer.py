@@ -255,9 +255,9 @@ def rows() -> Iterator[Row]:
     for model, steps in DATA.items():
         for ranks, measured in steps.items():
             if ranks not in (1, FIT):
-                told = step("data", model, ranks)
-                real = min(max(told, measured), AGAIN.get((model, ranks), measured))
-                yield Row(model, "data", ranks, real, told)
+                oracle_seconds = step("data", model, ranks)
+                real = min(max(oracle_seconds, measured), AGAIN.get((model, ranks), measured))
+                yield Row(model, "data", ranks, real, oracle_seconds)
     for model, strategies in EPOCHS.items():
         for strategy, epochs in strategies.items():
             for ranks, measured in epochs.items():
@@ -270,10 +270,10 @@ def rows() -> Iterator[Row]:
 def paper() -> list[Row]:
     """The paper's oracle on the epochs."""
     return [
-        Row(model, strategy, ranks, EPOCHS[model][strategy][ranks], told)
+        Row(model, strategy, ranks, EPOCHS[model][strategy][ranks], oracle_seconds)
         for model, strategies in PAPER.items()
         for strategy, epochs in strategies.items()
-        for ranks, told in epochs.items()
+        for ranks, oracle_seconds in epochs.items()
     ]
 
 

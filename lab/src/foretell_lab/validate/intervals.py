@@ -243,7 +243,7 @@ def report(truth: Path) -> dict[str, Any]:
     (found, each), as_shipped = fits([*now, *first]), Fitted(slower(), shipped())
     values, beyond = dict[str, Any](), list[Array]()
     for name, apart in each.items():
-        mine, asked = ([row for row in rows if row.source == name] for rows in (now, first))
+        mine, first_rows = ([row for row in rows if row.source == name] for rows in (now, first))
         beyond += [np.array([row.beyond(apart) for row in mine])] if len(mine) >= FULL else []
         values[name] = {
             "rows": len(mine),
@@ -254,12 +254,12 @@ def report(truth: Path) -> dict[str, Any]:
             "moved": _error(mine, apart),
         } | (
             {
-                "first": len(asked),
-                "first_left_out": _inside(asked, apart),
-                "first_unmoved": _error(asked, apart._replace(slower={})),
-                "first_moved": _error(asked, apart),
+                "first": len(first_rows),
+                "first_left_out": _inside(first_rows, apart),
+                "first_unmoved": _error(first_rows, apart._replace(slower={})),
+                "first_moved": _error(first_rows, apart),
             }
-            if asked
+            if first_rows
             else {}
         )
     chance = by_chance(beyond)
@@ -328,10 +328,10 @@ def _text(found: Fitted, values: dict[str, Any], chance: ByChance) -> str:
         f" {chance.ends[1]:.0f}), biases spread by {chance.between:.2f} of an interval's half,"
         f" rows around them by {chance.within:.2f}"
     )
-    asked = [v for v in values.values() if v.get("first", 0)]
-    every = sum(v["first"] for v in asked)
-    inside = sum(v["first"] * v["first_left_out"] for v in asked) / every
-    large = [v["first_left_out"] for v in asked if v["first"] >= FULL]
+    first_rows = [v for v in values.values() if v.get("first", 0)]
+    every = sum(v["first"] for v in first_rows)
+    inside = sum(v["first"] * v["first_left_out"] for v in first_rows) / every
+    large = [v["first_left_out"] for v in first_rows if v["first"] >= FULL]
     lines.append(f"{every} first answers, left out: {100 * inside:.1f} % inside; {_spread(large)}")
     lines += [f"{name} = {each}" for name, each in found.slower.items()]
     lines += [f"{n} = {{ slow = {d.slow}, width = {d.width} }}" for n, d in found.distance.items()]
