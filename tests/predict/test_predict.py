@@ -118,7 +118,7 @@ def test_bad_lines_are_named(tmp_path, text):
     ("args", "match"),
     [
         ((SPEC, "--on", ON, "--plan", "dp=2,tp=2,pp=4"), "dp=2 × tp=2 × pp=4 makes 16 ranks"),
-        ((SPEC, "--on", ON), "predict needs plan"),
+        ((SPEC, "--on", ON), "predict needs --plan"),
         (("gtp:layers=2", "--on", ON, "--plan", "dp=8"), "unknown workload"),
         ((SPEC, "--on", "dgx-a1000", "--plan", "dp=8"), "unknown"),
     ],

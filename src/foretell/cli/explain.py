@@ -233,7 +233,8 @@ def _fact_lines(found: dict[str, Any]) -> list[str]:
     if "spread" in found:
         untried = "" if found["is_measured"] else "never measured: "
         lines.append(
-            f"{untried}its own error, beside prices and host: about {100 * found['spread']:.0f} %"
+            f"{untried}error of the what-if itself, besides kernel prices and host: about "
+            f"{100 * found['spread']:.0f} %"
         )
     lines += [f"measured: {line}" for line in found["accuracy"]]
     if found["checked_against"]:

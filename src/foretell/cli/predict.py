@@ -84,9 +84,9 @@ def predicted(
 ) -> Prediction:
     """The prediction of what was named, or an error that names what is missing."""
     if not workload or not cluster or not plan:
-        given = zip(FIELDS, (workload, cluster, plan), strict=True)
+        given = {"WORKLOAD": workload, "--on": cluster, "--plan": plan}
         raise InputError(
-            f"predict needs {', '.join(name for name, value in given if not value)}",
+            f"predict needs {' and '.join(name for name, value in given.items() if not value)}",
             hint="foretell predict gpt:layers=24,… --on dgx-a100:nodes=1 --plan dp=8",
         )
     from foretell.api import predict
@@ -151,4 +151,6 @@ def _requests(path: Path) -> list[dict[str, str]]:
 def _answer_line(found: dict[str, Any]) -> str:
     if "error" in found:
         return f"error: {shown(found['error'].splitlines()[0], 200)}"
-    return f"{found['step_s']:.6g} s  {found['peak_bytes'] / 2**30:.1f} GiB  {found['plan']}"
+    from foretell.report.words import seconds, size
+
+    return f"{seconds(found['step_s'])}  {size(found['peak_bytes'])}  {found['plan']}"

@@ -263,7 +263,7 @@ def _lost(
     used = work / peak / busy if busy else 1.0
     if used > 0.35:
         return []
-    evidence = f"kernels reach {100 * used:.0f} % MFU"
+    evidence = f"kernels run at {100 * used:.0f} % of the peak rate"
     return [Finding("small kernels", 1 - used, evidence, "split less, or larger micro-batches")]
 
 
