@@ -618,7 +618,7 @@ class _Search:
     def kept(self, planner: PlacementPlanner | FusionPlanner, one: Planned) -> list[Found]:
         """Keep what a method found; a placement, simulated, to change one thing at a time."""
         self.looked += one.evaluations
-        if self._accepts(one.plan):
+        if self._accepts(one.plan) and (one.prediction is None or one.prediction.fits):
             self.best[planner.name] = one
         if isinstance(planner, FusionPlanner) or one.stopped:
             return []

@@ -33,6 +33,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import islice, permutations, product
 from math import inf, prod
@@ -43,9 +44,10 @@ import numpy.typing as npt
 
 from foretell import portable
 from foretell.cluster import Cluster
-from foretell.errors import InfeasibleError, InputError, UnmodelledError, unknown
+from foretell.errors import ForetellError, InfeasibleError, InputError, UnmodelledError, unknown
 from foretell.plan import Plan
-from foretell.search.kit import Planned, Planner, Progress, silent
+from foretell.predict import Prediction
+from foretell.search.kit import Planned, Planner, Progress, priced, silent
 from foretell.search.placement import search as evaluate
 from foretell.search.placement.policy import shipped
 from foretell.search.placement.problem import (
@@ -687,16 +689,22 @@ class PlacementPlanner(Planner):
         placed = canonical(best.found.problem, best.found.placement)  # tied groups as they are
         found = replace(best.found, placement=placed)
         best = replace(best, found=found)
+        steps = _predicted({"": found, **rivals}, workload, cluster)
+        if self.method == "search" and not self.runs:  # the evaluator here only proposes
+            first = min(steps, key=lambda name: steps[name].step, default="")
+            best = replace(best, found=rivals[first]) if first else best
+            steps |= {"": steps[first]} if first else {}
         if kept is not None:
             kept.append(best)
-        fitting = {name: r.seconds for name, r in rivals.items() if r.seconds < inf}
-        plain = fitting.get("even-allreduce", max(fitting.values(), default=found.seconds))
+        mine = steps.pop("", None) or priced(plan_of(found.problem, placed), workload, cluster)
+        fitting = {name: one.step for name, one in steps.items()}
+        least = best.found.seconds if best.is_proven else bound(on.problem)
         return Planned(
-            plan_of(found.problem, found.placement),
-            found.seconds,
-            plain,
+            mine.plan,
+            mine.step,
+            fitting.get("even-allreduce", max(fitting.values(), default=mine.step)),
             fitting,
-            found.seconds if best.is_proven else min(bound(on.problem), found.seconds),
+            min(least, mine.step),
             on.evaluations,
             time.process_time() - began,
             notes(best, sorted(set(rivals) - set(fitting))),
@@ -895,6 +903,23 @@ class Best:
     is_proven: bool
     parts: list[Part]
     stopped: bool = False  # by Ctrl-C
+
+
+def _predicted(
+    found: Mapping[str, Rival], workload: Workload, cluster: Cluster
+) -> dict[str, Prediction]:
+    """What `predict` says of placements, by name: of those that fit, equal plans priced once."""
+    plans = {
+        name: plan_of(one.problem, one.placement)
+        for name, one in found.items()
+        if one.seconds < inf
+    }
+    known = dict[Plan, Prediction]()
+    for plan in dict.fromkeys(plans.values()):
+        with suppress(ForetellError):
+            known[plan] = priced(plan, workload, cluster)
+    fit = {plan for plan, one in known.items() if one.fits}
+    return {name: known[plan] for name, plan in plans.items() if plan in fit}
 
 
 def _runs_on(chosen: int) -> Allowed:
