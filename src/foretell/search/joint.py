@@ -51,7 +51,15 @@ from foretell.predict import Prediction
 from foretell.predict.predict import EIGHTY_PERCENT
 from foretell.search import partition
 from foretell.search.fusion.planner import FusionPlanner
-from foretell.search.kit import Planned, Planner, Progress, priced, repredicted, silent
+from foretell.search.kit import (
+    Planned,
+    Planner,
+    Progress,
+    priced,
+    repredicted,
+    shared_work,
+    silent,
+)
 from foretell.search.oracle.space import Space, Swept, layouts, per_node, strategy, sweep
 from foretell.search.partition import Partitioner, divisors, meshes, rows_of
 from foretell.search.placement.planner import PlacementPlanner
@@ -795,12 +803,9 @@ def lower_bound(plans: Sequence[Plan], workload: Workload, cluster: Cluster, bat
     """Seconds that a step takes at the least, whatever plan is made of such parts.
 
     Of each layer ℓ and kind of device k, with w[ℓ, k] the least seconds of one rank that a sample's
-    kernels take there under any way to split it, any micro-batch and framework that is tried, N[k]
-    devices and B samples a step, weights y[k] ≥ 0 with Σ y·N = 1 give (a linear program's dual)
-
-        step ≥ B · Σ over ℓ of min over k of y[k]·w[ℓ, k]
-
-    with y[k] by the speed of each kind. Nothing waits, nothing is sent, nothing is run again.
+    kernels take there under any way to split it, any micro-batch and framework that is tried, this
+    is a batch whose samples pass every layer somewhere (→ `shared_work`). Nothing waits, nothing is
+    sent, nothing is run again.
     """
     if not plans:
         return 0.0
@@ -808,9 +813,7 @@ def lower_bound(plans: Sequence[Plan], workload: Workload, cluster: Cluster, bat
     devices: dict[str, Device] = {d.name: d for d in cluster.devices}
     many = np.array([sum(d.name == name for d in cluster.devices) for name in devices], float)
     work = np.stack([_work(cells, workload, cluster, d) for d in devices.values()], axis=1)
-    speed = 1 / work.sum(axis=0)
-    weights = speed / (many * speed).sum()
-    return float(SLACK * batch * np.min(weights * work, axis=1).sum())
+    return SLACK * batch * shared_work(work, many)
 
 
 def _cells(plans: Sequence[Plan], workload: Workload, cluster: Cluster, batch: int) -> list[Plan]:

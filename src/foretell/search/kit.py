@@ -12,6 +12,7 @@ its sweep. Either way the answer is that of one process.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,10 +20,13 @@ from importlib import import_module
 from inspect import signature
 from typing import Any, ClassVar
 
+import numpy as np
+
+from foretell import portable
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.graph import Graph
-from foretell.graph.graph import group_text, ranks_of
+from foretell.graph.graph import Array, group_text, ranks_of
 from foretell.graph.show import span
 from foretell.plan import Plan, lower
 from foretell.plan.program import lowered
@@ -33,6 +37,7 @@ from foretell.spec import Spec, split
 from foretell.spec import parse as parse_spec
 from foretell.workload import Workload
 
+ROUNDS = 200  # of moving a bound's weights
 Progress = Callable[[str, float], None]  # what is being done, and the best step so far
 # name -> (module in this room, class in it). A new planner is one class and one line here.
 PLANNERS: dict[str, tuple[str, str]] = {
@@ -244,6 +249,30 @@ def priced_many(
         return [priced(plan, model, cluster) for plan in plans]
     found = iter(predict_many(rest, model, cluster))
     return [priced(plan, model, cluster) if fuses(plan) else next(found) for plan in plans]
+
+
+def shared_work(work: Array, many: Array) -> float:
+    """Seconds of a sample that passes all layers, each on any device, at the least.
+
+    With w[ℓ, k] the seconds of layer ℓ on a device of kind k and N[k] devices, weights y ≥ 0 with
+    Σ y·N = 1 give (a linear program's dual)
+
+        seconds ≥ Σ over ℓ of min over k of y[k]·w[ℓ, k]
+
+    Weights begin at the speed of each kind and move to the kinds that layers prefer, while it pays.
+    """
+    speed = 1 / work.sum(axis=0)
+    share = many * speed / (many * speed).sum()
+    best = 0.0
+    for turn in range(ROUNDS if len(many) > 1 else 1):
+        cost = work * (share / many)
+        least = cost.argmin(axis=1)
+        took = cost.min(axis=1)
+        best = max(best, float(took.sum()))
+        busy = np.bincount(least, weights=took, minlength=len(many)) / took.sum()
+        share = share * portable.exp((busy - share) / math.sqrt(turn + 1))
+        share /= share.sum()
+    return best * (1 - 1e-12)  # rounding
 
 
 def repredicted(found: Planned, again: Prediction) -> Planned:

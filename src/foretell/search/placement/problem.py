@@ -889,6 +889,7 @@ def _serving(problem: Problem, served: Sequence[int]) -> str:
 
 ALL_REDUCED, ALL_GATHER = 0, 4  # rows of `laws.OPS`
 NANO = 1e9  # the program counts in whole nanoseconds
+UNBOUNDED = 1 << 60  # nanoseconds
 
 
 def closed_form(rows: float, n1: float, n2: float) -> bool:
@@ -925,32 +926,58 @@ def value(nodes: list[Node], wires: list[Wire], chosen: frozenset[str]) -> float
 
 
 def solve(nodes: list[Node], wires: list[Wire]) -> frozenset[str]:
-    """The nodes that run on all rows in the best choice; an exact 0/1 program."""
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError:
-        raise UnmodelledError(
-            "placing factors needs OR-tools, which is not installed",
-            hint="pip install 'foretell[solve]', or leave factors out: factors=no",
-        ) from None
-    model = cp_model.CpModel()
-    x = {n.name: model.new_bool_var(n.name) for n in nodes}
-    terms = [round((n.again - n.saved) * NANO) * x[n.name] for n in nodes]
-    for n in nodes:
-        if n.fixed:
-            model.add(x[n.name] == 0)
+    """The nodes that run on all rows in the best choice; of equals, the one with the fewest.
+
+    They are the source side of a minimum cut: cut off, a node forgoes what it saves; kept, it pays
+    what it adds, and each wire into it whose source is cut off is gathered.
+    """
+    gains = {n.name: round((n.saved - n.again) * NANO) for n in nodes if not n.fixed}
+    supply = {name: gain for name, gain in gains.items() if gain > 0}
+    drain = {n.name: UNBOUNDED if n.fixed else max(-gains[n.name], 0) for n in nodes}
+    arcs: dict[str, dict[str, int]] = {}
+
+    def connect(tail: str, head: str, size: int) -> None:
+        arcs.setdefault(tail, {}).setdefault(head, 0)
+        arcs.setdefault(head, {}).setdefault(tail, 0)
+        arcs[tail][head] += size
+
     for i, wire in enumerate(wires):
-        b = model.new_bool_var(f"wire{i}")
+        connect(f"wire {i}", wire.source, round(wire.gather * NANO))
         for target in wire.targets:
-            model.add(b >= x[target] - x[wire.source])
-        terms.append(round(wire.gather * NANO) * b)
-    model.minimize(sum(terms) * 4096 + sum(x.values()))  # of equals, the one with the fewest
-    engine = cp_model.CpSolver()
-    engine.parameters.num_workers = 1
-    engine.parameters.random_seed = 1
-    code = engine.solve(model)
-    assert code == cp_model.OPTIMAL, "a program without limits has an optimum"
-    return frozenset(name for name, var in x.items() if engine.value(var))
+            connect(target, f"wire {i}", UNBOUNDED)
+    chosen: set[str] = set()
+    for name in supply:
+        while supply[name]:
+            path, reached = _path(name, drain, arcs)
+            if not path:
+                chosen |= reached
+                break
+            hops = list(pairwise(path))
+            flow = min(supply[name], drain[path[-1]], *(arcs[a][b] for a, b in hops), UNBOUNDED)
+            supply[name] -= flow
+            drain[path[-1]] -= flow
+            for a, b in hops:
+                arcs[a][b] -= flow
+                arcs[b][a] += flow
+    return frozenset(chosen & gains.keys())
+
+
+def _path(
+    start: str, drain: dict[str, int], arcs: dict[str, dict[str, int]]
+) -> tuple[list[str], set[str]]:
+    """The shortest way with room from a node to one that drains, and all that was reached."""
+    came, queue = {start: ""}, [start]
+    for node in queue:
+        if drain.get(node):
+            path = [node]
+            while came[path[-1]]:
+                path.append(came[path[-1]])
+            return path[::-1], set(came)
+        for head, room in arcs.get(node, {}).items():
+            if room and head not in came:
+                came[head] = node
+                queue.append(head)
+    return [], set(came)
 
 
 def brute(nodes: list[Node], wires: list[Wire]) -> frozenset[str]:

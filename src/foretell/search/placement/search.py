@@ -7,7 +7,7 @@ program.
 
 Compiled; indices as in `foretell.search.placement.problem`.
 
-Uneven shares of a batch by a linear program, as HAP deals them out.
+Uneven shares of a batch by a linear program, as HAP splits it.
 
     min T    a_k + r_k·x_c ≤ T  for every cell c of kind k
              Σ_c n_c·x_c = batch,  x_c ≥ 1
@@ -45,8 +45,9 @@ import numpy.typing as npt
 
 from foretell import portable
 from foretell.compiled import B3, F1, F2, I1, I2, compiled
-from foretell.errors import InfeasibleError, UnmodelledError
+from foretell.errors import InfeasibleError
 from foretell.graph import Builder, Graph
+from foretell.search.kit import shared_work
 from foretell.search.placement import lowering
 from foretell.search.placement.lowering import Page, page, places, play, standing, written
 from foretell.search.placement.problem import (
@@ -71,32 +72,23 @@ from foretell.search.placement.problem import (
 Array = npt.NDArray[np.float64]
 
 
-def linear_solver() -> Any:
-    """OR-tools' linear solver (GLOP), or an error that says how to get it."""
-    try:
-        from ortools.linear_solver import pywraplp
-    except ImportError:
-        raise UnmodelledError(
-            "splitting a batch by a linear program needs OR-tools, which is not installed",
-            hint="pip install 'foretell[solve]'",
-        ) from None
-    return pywraplp.Solver.CreateSolver("GLOP")
-
-
 def ratios(
     start: Array, slope: Array, ranks: Array, batch: float, least: float = 1.0
 ) -> tuple[Array, float]:
-    """Samples of one rank of each cell and the seconds of the slowest, in the best split."""
-    solver = linear_solver()
-    limit = solver.NumVar(0, solver.infinity(), "limit")
-    x = [solver.NumVar(least, solver.infinity(), f"x{i}") for i in range(len(ranks))]
-    for i, one in enumerate(x):
-        solver.Add(float(start[i]) + float(slope[i]) * one <= limit)
-    solver.Add(sum(float(n) * one for n, one in zip(ranks, x, strict=True)) == float(batch))
-    solver.Minimize(limit)
-    if solver.Solve() != solver.OPTIMAL:
+    """Samples of one rank of each cell and the seconds of the slowest, in the best split.
+
+    At a limit every rank has as many samples as end by it: the least limit that takes the batch.
+    """
+    if least * ranks.sum() > batch:
         raise InfeasibleError(f"a batch of {batch:g} cannot be split over {ranks.sum():g} ranks")
-    return np.array([one.solution_value() for one in x]), float(limit.solution_value())
+    each = np.maximum(slope, 1e-15)
+    low, high = 0.0, float((start + each * batch).max())
+    for _ in range(200):
+        middle = (low + high) / 2
+        enough = (ranks * np.maximum((middle - start) / each, least)).sum() >= batch
+        low, high = (low, middle) if enough else (middle, high)
+    x = np.maximum((high - start) / each, least)
+    return x, float((start + slope * x).max())
 
 
 def whole_step(x: Array, ranks: Array, batch: int) -> npt.NDArray[np.int64]:
@@ -308,7 +300,8 @@ def peaks(t: Tables, sets: I1, ways: I1, hold: F1, share: I2) -> F1:
 #
 #     min T    Σ_k y[k, g] = batch for every g,   Σ_g r[k, g]·y[k, g] ≤ N_k·T
 #
-# and no step is shorter than one sample alone on the best device for each group (→ `longest`).
+# (→ `shared_work`), and no step is shorter than one sample alone on the best device for each group
+# (→ `longest`).
 
 
 OUT_OF_MEMORY, NO_SAMPLES, NO_SPLIT = -1.0, -2.0, -3.0  # why a placement has no seconds
@@ -537,19 +530,9 @@ def rates(problem: Problem) -> Array:
 
 def work(problem: Problem) -> float:
     """All samples through all groups, shared out over devices as well as can be."""
-    r, t = rates(problem), problem.tables
-    count = np.bincount(t.kind, weights=t.ranks, minlength=len(r))
-    solver = linear_solver()
-    limit = solver.NumVar(0, solver.infinity(), "limit")
-    y = [[solver.NumVar(0, solver.infinity(), "") for _ in row] for row in r]
-    for g in range(r.shape[1]):
-        solver.Add(sum(row[g] for row in y) == float(t.batch))
-    for k, row in enumerate(y):
-        spent = sum(float(r[k, g]) * one for g, one in enumerate(row))
-        solver.Add(spent <= float(count[k]) * limit)
-    solver.Minimize(limit)
-    assert solver.Solve() == solver.OPTIMAL
-    return float(limit.solution_value()) * (1 - 1e-7)  # the solver's own tolerance
+    t = problem.tables
+    count = np.bincount(t.kind, weights=t.ranks, minlength=len(problem.fleet.kinds))
+    return t.batch * shared_work(rates(problem).T, count)
 
 
 def longest(problem: Problem) -> float:
