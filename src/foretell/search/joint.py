@@ -611,7 +611,7 @@ class _Search:
 
     def _can_gain(self, planner: PlacementPlanner | FusionPlanner, swept: Swept) -> bool:
         """Whether a method's kernels alone take less than what is known."""
-        fuses = isinstance(planner, FusionPlanner)  # it shards and recomputes where that is needed
+        fuses = isinstance(planner, FusionPlanner)
         bound = FUSED * _data_parallel(swept, 2) if fuses else _data_parallel(swept, 0)
         if self.cluster.size == 1 and not fuses:
             return False  # there is nowhere else to place anything
@@ -619,7 +619,7 @@ class _Search:
             self.failed[planner.name] = f"{self.batch} samples are not alike on every device"
             return False
         if (fuses or not self.is_mixed) and not bound < self._least():
-            self.failed[planner.name] = "no data-parallel step fits that could be shorter"
+            self.failed[planner.name] = "no data-parallel step could be shorter"
             return False
         return True
 
@@ -780,10 +780,12 @@ def _offers(swept: Swept, chosen: list[int]) -> Offers:
 
 
 def _data_parallel(swept: Swept, zero: int) -> float:
-    """Seconds that kernels and update of a data-parallel step take, at the least, up to a ZeRO."""
+    """Seconds that kernels and update of a data-parallel step take, at the least, up to a ZeRO.
+
+    Of one that does not fit too: the methods shard, split and recompute where that is needed.
+    """
     alone = np.array([p.ranks == p.dp and p.zero <= zero for p in swept.plans], bool)
-    f = swept.found
-    took = (f.compute + f.update)[alone & swept.fits]
+    took = (swept.found.compute + swept.found.update)[alone]
     return float(took.min()) if len(took) else float("inf")
 
 
