@@ -417,7 +417,10 @@ class _Search:
         space = replace(
             SPACE, framework=self.options.framework, tp_inside=inside, **self._fixed_choices()
         )
-        return layouts(self.workload, machines.size, self.batch, per_node(machines), space)
+        found = layouts(self.workload, machines.size, self.batch, per_node(machines), space)
+        if self.workload.most("tp") > 1 or "recompute" in self.within.held:
+            return found
+        return found + [p.but(recompute="full") for p in found]  # ParaDL's space has none
 
     def _fixed_choices(self) -> dict[str, Any]:
         """Choices of a space that a fixed field takes away, or adds."""
