@@ -319,7 +319,8 @@ def test_a_plan_that_fits_is_not_asked_to_run_more_again() -> None:
     plan = Plan.parse("dp=8,micro_batch=1,global_batch=8,recompute=selective")
     words = {move.recompute for move in neighbours(plan, GPT, load("dgx-a100"))}
     assert words == {"none", "selective"}
-    assert not any(move.offload for move in neighbours(plan, GPT, load("dgx-a100")))
+    away = [move.recompute for move in neighbours(plan, GPT, load("dgx-a100")) if move.offload]
+    assert away == ["none"]  # state on the host is there to recompute less
 
 
 def test_ddp_shards_no_parameters_and_fsdp_nothing_less() -> None:
