@@ -837,6 +837,11 @@ _CALLS = {"elementwise": 4.4, "softmax": 5.2, "norm": 7.8, "gemm": 7.0, "conv": 
 _CALL = 5.0  # any other
 # Chips whose matrix units reach their rate only with instructions FlashAttention-2 does not use.
 _NEWER = ("hopper", "blackwell")
+# Head widths that have a kernel, the next one runs what lies between: FlashAttention-2's are those
+# of its HEADDIM_SWITCH (csrc/flash_attn/src/static_switch.h), cuDNN's were read off an H200 (d = 40
+# to 192 in benchmarks/measured/h200/attention.csv: 72, 80, 96 and 112 take the time of 128).
+_FLASH2_WIDTHS = (32.0, 64.0, 96.0, 128.0, 192.0, 256.0)
+_CHIP_WIDTHS = (64.0, 128.0, 192.0, 256.0)
 # PyTorch has no fused attention for them (pytorch/pytorch issue 141958, 2024, of gfx908).
 _WITHOUT_FUSED_ATTENTION = ("vega", "cdna")
 _BARE = 1.5  # a kernel known by flop and bytes alone is surer of nothing than its class is
@@ -871,7 +876,16 @@ def visible(sk: Array | float, causal: Array | float, window: Array | float) -> 
     return out
 
 
-def attention_seconds(limits: Limits, product: Fitted, fitted: Fitted, a: Attention) -> Array:
+def padded(depth: Array, widths: Sequence[float]) -> Array:
+    """The width of the kernel that runs heads of some depth: the next one that exists."""
+    known = np.array([*widths, np.inf])
+    found = known[np.searchsorted(known, depth)]
+    return np.where(np.isfinite(found), found, depth)
+
+
+def attention_seconds(
+    limits: Limits, product: Fitted, fitted: Fitted, a: Attention, widths: Sequence[float] = ()
+) -> Array:
     """Time of each fused attention."""
     is_back = a.backward > 0
     blocks = a.b * a.heads * np.ceil(a.sq / fitted["tile"])
@@ -881,9 +895,10 @@ def attention_seconds(limits: Limits, product: Fitted, fitted: Fitted, a: Attent
     seen = visible(a.sk, a.causal, a.window)
     walked = seen + np.where(is_back, fitted["behind"], fitted["ahead"])
     walked = walked + np.where(a.causal > 0, fitted["tile"] * fitted["edge"], 0.0)
-    deep = np.maximum(a.d / _DEEP, 1.0) ** fitted["deep"]
+    wide = np.maximum(padded(a.d, widths), fitted["depth"])
+    deep = np.maximum(wide / _DEEP, 1.0) ** fitted["deep"]
     times = np.where(is_back, 2.5 * fitted["backward"] * deep, 1.0)
-    work = 4 * rows * walked * np.maximum(a.d, fitted["depth"]) * times
+    work = 4 * rows * walked * wide * times
     compute = throttled(limits, product, work, np.array(limits.peak * fitted["peak"]))
     cycles = (fitted["scores"] + fitted["dropout"] * a.dropout) * np.where(is_back, 2.0, 1.0)
     scores = rows * walked * cycles / (limits.units * limits.clock)
@@ -1140,12 +1155,14 @@ def _fused_or_not(group: Group, asked: Attention) -> Array:
     get = group.column
     given, parts = group.limits, group.constants
     product = parts.gemm[given.pipe]
-    out = attention_seconds(given, product, parts.attention[given.pipe], asked)
+    widths: Sequence[float] = ()
+    if given.pipe == "tensor":
+        widths = _CHIP_WIDTHS if given.arch in _NEWER else _FLASH2_WIDTHS
+    out = attention_seconds(given, product, parts.attention[given.pipe], asked, widths)
     older = (get("flash2", 0.0) > 0) & (given.pipe == "tensor") & (given.arch in _NEWER)
     if older.any():
-        out = np.where(
-            older, attention_seconds(given, product, parts.attention["flash2"], asked), out
-        )
+        flash2 = parts.attention["flash2"]
+        out = np.where(older, attention_seconds(given, product, flash2, asked, _FLASH2_WIDTHS), out)
     if given.arch in _WITHOUT_FUSED_ATTENTION:
         return written_seconds(asked, given.size, given.fp32, given.bandwidth)
     apart = get("math", 0.0) > 0

@@ -238,14 +238,24 @@ def _sharded(
 
 
 def times_of(plan: Plan, workload: Workload, stage: int, chunk: int) -> list[float]:
-    """How often each layer runs in one chunk: blocks split, the ends where they belong."""
+    """How often each layer runs in one chunk: whole blocks, the ends where they belong.
+
+    Where blocks do not divide, earlier chunks have one more, as they are run: then the one with
+    the head has one less, as Megatron's account_for_loss_in_pipeline_split has it.
+    """
     counts = layers_of(plan, workload, stage)
     chunks = chunks_of(plan)
     first = next(i for i, layer in enumerate(workload.layers) if layer.is_block)
-    out = []
+    blocks = sum(n for layer, n in zip(workload.layers, counts, strict=True) if layer.is_block)
+    each, more = (float(n) for n in divmod(blocks, chunks))
+    start, end = (each * at + min(at, more) for at in (chunk, chunk + 1))
+    out, seen = [], 0.0
     for at, (layer, n) in enumerate(zip(workload.layers, counts, strict=True)):
-        mine = chunk == (0 if at < first else chunks - 1)
-        out.append(n / chunks if layer.is_block else n * mine)
+        if layer.is_block:
+            out.append(max(min(seen + n, end) - max(seen, start), 0.0))
+            seen += n
+        else:
+            out.append(n * (chunk == (0 if at < first else chunks - 1)))
     return out
 
 
