@@ -8,7 +8,7 @@ from foretell.cluster import Calibration
 from foretell.cluster import load as load_cluster
 from foretell.plan import Plan, estimate, lower
 from foretell.plan.check import settled
-from foretell.plan.framework import slowdown, slower
+from foretell.plan.framework import field_slowdowns, slowdown
 from foretell.predict import predict
 from foretell.simulate import simulate
 from foretell.workload import load
@@ -36,7 +36,7 @@ def times(text, on, model=GPT):
     ],
 )
 def test_steps_are_slower_where_no_whole_steps_were_measured(framework, on, kinds):
-    wanted = math.exp(sum(slower()[kind] for kind in kinds))
+    wanted = math.exp(sum(field_slowdowns()[kind] for kind in kinds))
     assert times(f"dp=8,global_batch=8,framework={framework}", on) == pytest.approx(wanted)
 
 
@@ -48,7 +48,9 @@ def test_all_of_a_step_takes_so_many_times_as_long(text, monkeypatch):
     rough = float(estimate([plan], model, cluster).step[0])
     factor = times(str(plan), "v100-32:gpus=8")
     assert factor > 1.02
-    monkeypatch.setattr("foretell.plan.framework.slower", lambda: dict.fromkeys(slower(), 0.0))
+    monkeypatch.setattr(
+        "foretell.plan.framework.field_slowdowns", lambda: dict.fromkeys(field_slowdowns(), 0.0)
+    )
     plain = lower(plan, model, cluster)
     assert graph.seconds == pytest.approx(factor * plain.seconds, rel=1e-12)
     assert found.step == pytest.approx(factor * simulate(plain).seconds, rel=1e-12)

@@ -45,7 +45,9 @@ def test_gradients_of_later_micro_batches_are_added_up() -> None:
     ],
 )
 def test_bytes_that_adding_a_gradient_moves(plan: str, moved: float) -> None:
-    assert running(Plan.parse(f"dp=1,micro_batch=1,global_batch=1,{plan}")).accumulated == moved
+    assert (
+        running(Plan.parse(f"dp=1,micro_batch=1,global_batch=1,{plan}")).accumulation_bytes == moved
+    )
 
 
 def test_sharded_gradients_are_added_up_where_they_are_reduced() -> None:

@@ -96,6 +96,6 @@ def test_stages_of_megatron_wait_for_what_they_send(monkeypatch):
     assert estimate([plan], GPT, slow).step[0] == pytest.approx(waits, rel=0.05)
     hides = replace(framework.profiles()["megatron-lm"], sends_wait=False)
     monkeypatch.setitem(framework.profiles(), "megatron-lm", hides)
-    framework.forget()
+    framework.clear_cache()
     assert waits > 1.05 * predict(plan, GPT, slow).step
-    framework.forget()
+    framework.clear_cache()

@@ -7,7 +7,7 @@ import pytest
 from foretell.cluster import load as load_cluster
 from foretell.plan import Plan
 from foretell.predict import predict
-from foretell.predict.predict import EIGHTY_PERCENT, Distance, interval, shipped
+from foretell.predict.predict import EIGHTY_PERCENT, Distance, interval, shipped_distances
 from foretell.workload import load
 
 MODEL = "llama:layers=4,hidden=1024,heads=8,seq=1024,vocab=32000"
@@ -30,8 +30,8 @@ def test_the_prediction_lies_in_its_own_interval():
 
 
 def test_every_distance_is_fitted_and_none_makes_steps_faster():
-    assert "any" in shipped()
-    assert all(0 <= d.slow < 1 and 0 < d.width < 1 for d in shipped().values())
+    assert "any" in shipped_distances()
+    assert all(0 <= d.slow < 1 and 0 < d.width < 1 for d in shipped_distances().values())
 
 
 @pytest.mark.parametrize(

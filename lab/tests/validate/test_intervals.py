@@ -5,7 +5,7 @@ import numpy as np
 from foretell.cluster import load as load_cluster
 from foretell.plan import Plan
 from foretell.predict import predict
-from foretell.predict.predict import Distance, shipped
+from foretell.predict.predict import Distance, shipped_distances
 from foretell.workload import load
 from foretell_lab.validate import intervals, reported, unseen
 
@@ -30,14 +30,14 @@ def test_a_distance_takes_what_sources_at_it_are_off_by():
     near = [row for k in range(6) for row in made("n" * (k + 1), 0.0)]
     far = [row for k in range(6) for row in made("f" * (k + 7), 0.4, arch=1.0)]
     found = intervals.fit(near + far)
-    assert found.slower["arch"] > 0.2 > found.distance["any"].width
-    assert found.moved({"any": 1.0}) == 0.0 < found.moved({"any": 1.0, "arch": 1.0})
+    assert found.slowdowns["arch"] > 0.2 > found.distance["any"].width
+    assert found.log_shift({"any": 1.0}) == 0.0 < found.log_shift({"any": 1.0, "arch": 1.0})
 
 
 def test_steps_are_moved_to_the_median_of_sources_not_of_rows():
     few = [row for k in range(6) for row in made("f" * (k + 1), 0.1, rows=12, field=1.0)]
     many = made("many", 0.5, rows=4000, field=1.0)
-    assert 0.05 < intervals.middle(few + many)["field"] < 0.15
+    assert 0.05 < intervals.fit_slowdowns(few + many)["field"] < 0.15
 
 
 def test_a_source_is_answered_with_numbers_fitted_without_it():
@@ -49,7 +49,7 @@ def test_a_source_is_answered_with_numbers_fitted_without_it():
         name: [unseen.Row(name, "a step", found.step * times, found)] * 12
         for name, times in (("one", 1.0), ("two", 1.0), ("three", 1.0), ("odd", 2.0))
     }
-    answers = intervals.left_out(rows)
+    answers = intervals.answered_left_out(rows)
     moved = {name: some[0].found.step / found.step for name, some in answers.items()}
     assert moved["odd"] == min(moved.values())  # its own rows say nothing of it
     assert answers["odd"][0].found.low < answers["odd"][0].found.step
@@ -58,7 +58,7 @@ def test_a_source_is_answered_with_numbers_fitted_without_it():
 def test_first_answers_are_those_of_the_reported_sources():
     rows = intervals.first_answers()
     assert {row.source for row in rows} <= set(reported.sources())
-    assert all(set(row.away) <= set(shipped()) and row.away["any"] == 1.0 for row in rows)
+    assert all(set(row.away) <= set(shipped_distances()) and row.away["any"] == 1.0 for row in rows)
 
 
 def test_four_fifths_of_what_was_fitted_lie_inside():
@@ -91,8 +91,8 @@ def test_widths_are_stretched_until_they_hold_the_sources_left_out():
     rows = [row for k in range(8) for row in made("s" * (k + 1), 0.03 * k)]
     narrow = intervals.Fitted({}, {"any": Distance(0.0, 0.01)})
     apart = {row.source: narrow for row in rows}
-    times = intervals.stretch(rows, apart)
-    held = [row.is_inside(narrow.widened(times)) for row in rows]
+    times = intervals.width_factor(rows, apart)
+    held = [row.is_inside(narrow.widen(times)) for row in rows]
     assert times > 10
     assert 0.75 <= np.mean(held) <= 0.85
 
@@ -101,4 +101,9 @@ def test_biases_take_sources_out_of_exact_intervals_too():
     random = np.random.default_rng(1)
     alike = [random.normal(0.0, 0.7, 400) for _ in range(12)]
     unlike = [rows + bias for rows, bias in zip(alike, np.linspace(-2, 2, 12), strict=True)]
-    assert intervals.by_chance(alike).mean > 10 > 6 > intervals.by_chance(unlike).mean
+    assert (
+        intervals.coverage_by_chance(alike).mean
+        > 10
+        > 6
+        > intervals.coverage_by_chance(unlike).mean
+    )

@@ -22,7 +22,7 @@ from foretell.graph import Graph
 from foretell.plan import Plan, read, save
 from foretell.plan.plan import FILES, predicted
 from foretell.predict import Prediction as _Prediction
-from foretell.predict.predict import shipped
+from foretell.predict.predict import shipped_distances
 from foretell.report import words
 from foretell.report.words import width
 from foretell.search.fusion.fused_step import fuses
@@ -134,7 +134,7 @@ class Prediction(Result, _Prediction):
 
 def _interval_from(away: dict[str, float]) -> Table:
     """What makes an interval as wide as it is, and its share of the variance."""
-    parts = {name: (shipped()[name].width * share) ** 2 for name, share in away.items()}
+    parts = {name: (shipped_distances()[name].width * share) ** 2 for name, share in away.items()}
     whole = sum(parts.values()) or 1.0
     rows = sorted(parts.items(), key=lambda part: -part[1])
     return Table(

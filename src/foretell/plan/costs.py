@@ -207,7 +207,7 @@ def _added(plan: Plan) -> float:
     run = running(plan)
     if plan.zero == 3 and not keeps_whole(plan, run):
         return 0.0
-    return run.accumulated * (1 - 1 / max(micro_batches(plan), 1))
+    return run.accumulation_bytes * (1 - 1 / max(micro_batches(plan), 1))
 
 
 def unpriced(plans: Sequence[Plan], workload: Workload) -> Costs:
@@ -711,7 +711,7 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
     gradients = np.where(alone, np.maximum(whole - each * flying - again, 0.0), whole)
     share = np.where(zero >= 1, sharing, 1.0)
     updated = trained / share + experts / np.where(zero >= 1, copies(c), 1.0)
-    updating = np.array([r.updating for r in plans.runs])
+    updating = np.array([r.update_peak_bytes for r in plans.runs])
     parts = np.where((zero == 3) | kept_whole, sharing, 1.0)
     half = np.where(kept_whole, HALF * held_weights, 0.0)
     return Memory(

@@ -61,7 +61,7 @@ class Precision:
     convolution: str = ""  # format of convolutions where it is not that of matmuls
 
     @property
-    def updated(self) -> float:
+    def updated_bytes(self) -> float:
         """Bytes of the copy of a parameter that the optimizer updates."""
         return self.master or self.weight
 
@@ -99,14 +99,14 @@ class Optimizer:
     gradient: float
     moment: float  # all moments together
     scratch: float = 0.0  # temporaries, as wide as a moment
-    held: float = 0.0  # temporaries of all parameters at once, as wide as a moment
+    temporaries: float = 0.0  # of all parameters at once, as wide as a moment
 
-    def moved(self, precision: Precision) -> float:
+    def update_bytes(self, precision: Precision) -> float:
         """Bytes one update moves for each parameter."""
         copied = precision.weight if precision.master else 0.0  # the half copy, written back
         unscaled = 2.0 if precision.compute == "fp16" and precision.casts else 0.0  # GradScaler
         return (
-            self.parameter * precision.updated
+            self.parameter * precision.updated_bytes
             + (self.gradient + unscaled) * precision.gradient
             + (self.moment + self.scratch) * precision.moment
             + copied
@@ -222,7 +222,7 @@ class Running:
         return width or widths.get(self.formats.gradient, half)
 
     @property
-    def accumulated(self) -> float:
+    def accumulation_bytes(self) -> float:
         """Bytes moved to add the gradient of one parameter to that of earlier micro-batches.
 
         PyTorch reads both and writes their sum.
@@ -237,18 +237,18 @@ class Running:
         return copied + self.optimizer.moments * self.formats.moment
 
     @property
-    def updating(self) -> float:
+    def update_peak_bytes(self) -> float:
         """Bytes of one parameter that are there while it is updated, when activations are gone."""
         is_own = self.profile.kernels == "eager"
-        own = self.optimizer.held * self.formats.moment if is_own else 0.0
+        own = self.optimizer.temporaries * self.formats.moment if is_own else 0.0
         return self.profile.updating.get(self.formats.compute, own)
 
     @property
     def update(self) -> float:
         """Bytes the optimizer moves for one parameter."""
-        return self.profile.update or self.optimizer.moved(self.formats)
+        return self.profile.update or self.optimizer.update_bytes(self.formats)
 
-    def exposed(self, ranks: float) -> float:
+    def exposed_share(self, ranks: float) -> float:
         """Share of a sequence-parallel collective that the step waits for.
 
         Behind a matmul cut into as many pieces as there are ranks, all but the first piece is sent
@@ -256,7 +256,7 @@ class Running:
         """
         return 1 / ranks + (1 - 1 / ranks) * self.profile.contention
 
-    def hides(self, is_backward: bool) -> bool:
+    def hides_tp(self, is_backward: bool) -> bool:
         """Whether sequence-parallel collectives of a pass run behind matmuls.
 
         PyTorch's async TP shortens the forward alone: by up to 29 %, whole steps by up to 8
@@ -264,13 +264,13 @@ class Running:
         """
         return self.tp_overlap and not (is_backward and self.profile.kernels == "eager")
 
-    def issued(self, op: str, is_backward: bool) -> float:
+    def issue_seconds(self, op: str, is_backward: bool) -> float:
         """Host seconds to issue one kernel; a compiled step issues them from one wrapper."""
         if not self.profile.host:
             return host_issued("compiled" if self.is_compiled else op, is_backward)
         return self.profile.host * (self.profile.compiled_host if self.is_compiled else 1.0)
 
-    def replays(self, op: Op, is_block: bool) -> bool:
+    def in_cuda_graph(self, op: Op, is_block: bool) -> bool:
         """Whether a CUDA graph issues an op: all of a step, or what has the same shape each time.
 
         How many words an expert gets is known too late for a graph of layers, unless padded to a
@@ -281,7 +281,7 @@ class Running:
         is_sparse = op.kind in ("permute", "experts", "expert_bias", "regroup", "combine")
         return is_block and (not is_sparse or bool(op.options.get("padded")))
 
-    def updated(self, tensors: Array) -> Array:
+    def update_seconds(self, tensors: Array) -> Array:
         """Host seconds of the optimizer's step over so many tensors; 0 where `host` has them."""
         is_replayed = self.cuda_graph == "iteration"
         if is_replayed or self.profile.host or self.profile.kernels != "eager":
@@ -303,7 +303,7 @@ def profiles() -> dict[str, FrameworkProfile]:
     return {name: _profile(name, row) for name, row in whole.items()}
 
 
-def forget() -> None:
+def clear_cache() -> None:
     """Drop what was derived from profiles, after one of them was replaced."""
     _running.cache_clear()
 
@@ -458,7 +458,7 @@ def arches(cluster: Cluster) -> frozenset[str]:
     return frozenset(cluster.devices[ranks[0]].arch for ranks in cluster.devices_by_kind().values())
 
 
-def apart(plan: Plan, cluster: Cluster) -> dict[str, float]:
+def profile_distances(plan: Plan, cluster: Cluster) -> dict[str, float]:
     """How far devices are from whole steps that a profile was held to, by kind: 0 or 1."""
     profile, on = running(plan).profile, arches(cluster)
     known = on <= set(profile.centred) or cluster.is_measured
@@ -466,7 +466,7 @@ def apart(plan: Plan, cluster: Cluster) -> dict[str, float]:
 
 
 @cache
-def slower() -> dict[str, float]:
+def field_slowdowns() -> dict[str, float]:
     """By how much each of those distances makes a step longer: ln(measured / predicted)."""
     text = files("foretell.plan").joinpath("field.toml").read_text(encoding="utf-8")
     found: dict[str, float] = tomllib.loads(text)["slower"]
@@ -477,5 +477,7 @@ def slowdown(plan: Plan, cluster: Cluster) -> float:
     """How many times as long as its prices say a step takes there; 1 on measured machines."""
     if cluster.is_measured:
         return 1.0
-    away = apart(plan, cluster)
-    return float(portable.exp(sum(each * away[name] for name, each in slower().items())))
+    distances = profile_distances(plan, cluster)
+    return float(
+        portable.exp(sum(each * distances[name] for name, each in field_slowdowns().items()))
+    )

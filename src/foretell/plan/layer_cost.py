@@ -508,7 +508,7 @@ def _summed(
 ) -> list[list[Part]]:  # fmt: skip
     """Forward, backward and what recompute runs again of every layer, but for its exchanges."""
     issued = [
-        (c.times + c.launches) * run.issued(c.issue or c.op, phase == BACKWARD)
+        (c.times + c.launches) * run.issue_seconds(c.issue or c.op, phase == BACKWARD)
         for _, phase, c in wanted
     ]
     spread = kernel.slowest_of(cluster.waits_for)
@@ -578,7 +578,7 @@ def _wanted(layer: Layer, run: Running, cells: Layouts, device: Device) -> list[
             continue
         op = run.op(op)
         forward, backward = _calls(op, op.sizes(degrees, batch), run, device)
-        if run.replays(op, layer.is_block):
+        if run.in_cuda_graph(op, layer.is_block):
             forward, backward = _replayed(forward), _replayed(backward)
         found += [(FORWARD, _longer(call, run)) for call in forward]
         found += [(BACKWARD, _longer(call, run)) for call in backward]
@@ -697,7 +697,7 @@ def _add_exchange(
     copied = _reordered(exchange, device, run, cells.take(rows)) * cluster.calibration.compute
     ranks = cells.take(rows).column(exchange.axis)
     apart = np.array([_behind(n) for n in ranks])
-    shown = np.array([run.exposed(n) for n in ranks])
+    shown = np.array([run.exposed_share(n) for n in ranks])
     sent = _sent_bytes(exchange, run, cells.take(rows))
     for is_back, op, seconds in messages:
         again = (WHOLE,) if is_rerun and not is_back else ()
@@ -707,14 +707,16 @@ def _add_exchange(
                 part.beside[rows] += seconds
                 part.kernels[rows] += run.profile.contention * seconds
             else:
-                hides = exchange.axis == "sp" and run.hides(phase == BACKWARD)
+                hides = exchange.axis == "sp" and run.hides_tp(phase == BACKWARD)
                 part.comm[rows] += (shown if hides else 1.0) * seconds
                 whole = 1.0 if op == "all_reduce" else 0.5  # a gather and a scatter make one
                 part.sent[rows] += (shown if hides else 1.0) * whole * sent
                 part.kernels[rows] += 0.0 if hides else copied
                 part.straggler_wait[rows] += run.profile.straggler * apart
             if run.cuda_graph != "iteration":
-                part.host[rows] += run.issued(exchange.axis, is_back) * cluster.calibration.host
+                part.host[rows] += (
+                    run.issue_seconds(exchange.axis, is_back) * cluster.calibration.host
+                )
 
 
 def _sent_bytes(exchange: Exchange, run: Running, cells: Layouts) -> Number:

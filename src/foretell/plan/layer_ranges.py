@@ -191,7 +191,7 @@ def unit_seconds(
     parts = [layer_parts(c, at, workload) for at in range(len(workload.layers))]
     lead = np.array([sum(part.lead(c.overlap_exponent) for part in pair) for pair in parts])
     each = [unit.layer for unit in units(workload)]
-    added = np.array(c.adding) * running(plain).accumulated
+    added = np.array(c.adding) * running(plain).accumulation_bytes
     return UnitSeconds(ahead[each], back[each], lead[each], added[each])
 
 

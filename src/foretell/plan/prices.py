@@ -403,7 +403,7 @@ def update_seconds(
     found: Array = np.max(each, axis=0) * learned.compute * learned.update
     if any(d.timed is not None for d in devices):  # the host is the device
         return found
-    hosts = [r.updated(tensors[i : i + 1])[0] for i, r in enumerate(runs)]
+    hosts = [r.update_seconds(tensors[i : i + 1])[0] for i, r in enumerate(runs)]
     waits = np.array([r.is_scaled for r in runs])
     with np.errstate(invalid="ignore"):  # a calibration beyond all numbers: refused by its caller
         left = np.maximum(np.array(hosts) * learned.host - np.where(waits, 0.0, ahead), 0.0)

@@ -41,7 +41,7 @@ from foretell.graph.show import span
 from foretell.plan import Plan, check, estimate
 from foretell.plan.check import settled
 from foretell.plan.costs import costs, layer_parts
-from foretell.plan.framework import apart, arches, running
+from foretell.plan.framework import arches, profile_distances, running
 from foretell.plan.layer_cost import LayerCost
 from foretell.plan.lower import is_even, resolution
 from foretell.plan.program import ResolvedStep, lowered
@@ -61,7 +61,7 @@ class Distance(NamedTuple):
 
 
 @cache
-def shipped() -> dict[str, Distance]:
+def shipped_distances() -> dict[str, Distance]:
     """The fitted distances."""
     text = files("foretell.predict").joinpath("interval.toml").read_text(encoding="utf-8")
     return {name: Distance(**row) for name, row in tomllib.loads(text)["distance"].items()}
@@ -75,7 +75,7 @@ def distances(plan: Plan, workload: Workload, cluster: Cluster, host: float) -> 
     doublings = portable.log2(max(cluster.size / profile.gpus, 1.0))
     found = {
         "any": 1.0,
-        **apart(plan, cluster),
+        **profile_distances(plan, cluster),
         "amd": float(any(arch.startswith("cdna") for arch in arches(cluster))),
         "scale": min(float(doublings) / DOUBLINGS, 1.0),
         "fp8": float(plan.dtype in ("fp8", "fp4")),
@@ -94,7 +94,7 @@ def interval(
     seconds: float, away: Mapping[str, float], fitted: Mapping[str, Distance] | None = None
 ) -> tuple[float, float]:
     """The ends of the interval around a predicted step."""
-    known = shipped() if fitted is None else fitted
+    known = shipped_distances() if fitted is None else fitted
     mean = sum(known[name].slow * share for name, share in away.items())
     variance = sum((known[name].width * share) ** 2 for name, share in away.items())
     reach = EIGHTY_PERCENT * math.sqrt(variance)
@@ -125,7 +125,7 @@ def host_share(layers: Sequence[tuple[LayerCost, float]], overlap_exponent: floa
     )
 
 
-_MORE = {
+_RECOMPUTES = {
     "none": ("none", "selective", "full"),
     "selective": ("selective", "full"),
     "full": ("full",),
@@ -135,7 +135,7 @@ _MORE = {
 Rows = np.ndarray[Any, Any]
 
 
-def remedy(plan: Plan, workload: Workload, cluster: Cluster) -> str:
+def cheapest_fix(plan: Plan, workload: Workload, cluster: Cluster) -> str:
     """The cheapest change that fits, and what it costs; or by how much the best one still fails."""
     tried = list(_candidates(plan, workload, cluster))
     found = estimate(tried, workload, cluster)
@@ -157,7 +157,7 @@ def _candidates(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[Pl
     splits = (False, True) if plan.tp > 1 and not plan.sp else (plan.sp,)
     hosts = (plan.offload,) if plan.offload else (False, True)
     for zero, again, micro, sp, offload in product(
-        shards, _MORE[plan.recompute], micros, splits, hosts
+        shards, _RECOMPUTES[plan.recompute], micros, splits, hosts
     ):
         one = plan.but(zero=zero, recompute=again, micro_batch=micro, sp=sp, offload=offload)
         try:
@@ -240,7 +240,7 @@ def predict_many(
     for i, (plan, where) in enumerate(done):
         step = resolution(plan, workload, where, mine.get(i))()
         timeline = simulate(lowered(step, step.program("stage")))
-        one, given = summarized(step, timeline, advises), plans[i]
+        one, given = prediction_of(step, timeline, advises), plans[i]
         own = one.plan.but(placement=given.placement, cluster=given.cluster)
         found.append(replace(one, plan=own))
     return found
@@ -248,10 +248,10 @@ def predict_many(
 
 def predicted(step: ResolvedStep) -> Prediction:
     """Predict a step whose prices are known."""
-    return summarized(step, simulate(lowered(step, step.program("stage"))))
+    return prediction_of(step, simulate(lowered(step, step.program("stage"))))
 
 
-def summarized(step: ResolvedStep, timeline: Timeline, advises: bool = True) -> Prediction:
+def prediction_of(step: ResolvedStep, timeline: Timeline, advises: bool = True) -> Prediction:
     """What the simulation of a step says of its plan."""
     plan, workload, cluster = step.plan, step.workload, step.cluster
     peak, missing, parts = step.memory()
@@ -263,7 +263,7 @@ def summarized(step: ResolvedStep, timeline: Timeline, advises: bool = True) -> 
     mfu = utilisation(plan, workload, cluster, seconds) * step.work
     advice = ""
     if missing and advises:
-        advice = step.advice or remedy(plan, workload, cluster)
+        advice = step.advice or cheapest_fix(plan, workload, cluster)
     return Prediction(
         plan=plan,
         step=seconds,
@@ -308,7 +308,7 @@ def breakdown(timeline: Timeline, step: ResolvedStep) -> dict[str, float]:
     busiest = max(busy, key=lambda rank: busy[rank])
     mine = ranks[busiest]
     update = float(took[mine & kernels & (graph.phase == Phase.UPDATE)].sum())
-    comm = _drawn(timeline, mine & compute, mine & (graph.kind == Kind.COLLECTIVE))
+    comm = _comm_on_compute_lanes(timeline, mine & compute, mine & (graph.kind == Kind.COLLECTIVE))
     inner = busy[busiest]
     if not comm:
         share = step.comm_share(busiest)
@@ -337,7 +337,7 @@ def _ranks(timeline: Timeline) -> dict[int, Rows]:
     return out
 
 
-def _drawn(timeline: Timeline, compute: Rows, collectives: Rows) -> float:
+def _comm_on_compute_lanes(timeline: Timeline, compute: Rows, collectives: Rows) -> float:
     """Seconds of collectives that stand between kernels on their lane, as tasks of their own."""
     lanes = np.unique(timeline.graph.lane[compute])
     there = collectives & np.isin(timeline.graph.lane, lanes)

@@ -4,8 +4,8 @@
 
 Two fits, both with each source left out in turn: first by how much steps are slower than predicted
 in the median (foretell/plan/field.toml), by the absolute deviation; then, of what is left, the ends
-of intervals (foretell/predict/interval.toml). `left_out` answers each source with numbers fitted
-without it, as `validate --unseen` and its pages print it.
+of intervals (foretell/predict/interval.toml). `answered_left_out` answers each source with numbers
+fitted without it, as `validate --unseen` and its pages print it.
 
 A row is one measured step: ln(measured / predicted) and how far its question was from what had been
 measured (→ foretell.predict.predict). Reported sources count half as they were first answered,
@@ -21,11 +21,12 @@ first answered, inside intervals fitted without it.
 
 Ends that suit the sources they were fitted to hold fewer of the next: all widths grow by the one
 number with which 80 % of all rows, weighed as in the fit, lie inside intervals fitted without their
-source (`stretch`; of a source that is left out, by that of the others).
+source (`width_factor`; of a source that is left out, by that of the others).
 
 Rows of a source share its bias, which is not known before the source is looked at. So that even
 intervals of the true distribution hold more than 90 % of one source and less than 75 % of another:
-`by_chance` draws sources whose biases and rows spread as ours do, in units of their intervals.
+`coverage_by_chance` draws sources whose biases and rows spread as ours do, in units of their
+intervals.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from foretell.plan.framework import slower
+from foretell.plan.framework import field_slowdowns
 from foretell.predict import Prediction
-from foretell.predict.predict import EIGHTY_PERCENT, Distance, interval, shipped
+from foretell.predict.predict import EIGHTY_PERCENT, Distance, interval, shipped_distances
 from foretell.report.words import table as text_table
 from foretell_lab.validate import reported, unseen
 
@@ -66,14 +67,14 @@ SLOW = (0.0, 0.5)  # range of means: no distance makes steps faster than predict
 class Fitted(NamedTuple):
     """By how much steps are slower at each distance, and the intervals around them."""
 
-    slower: Mapping[str, float]
+    slowdowns: Mapping[str, float]
     distance: Mapping[str, Distance]
 
-    def moved(self, away: Mapping[str, float]) -> float:
+    def log_shift(self, away: Mapping[str, float]) -> float:
         """ln of how many times as long a step takes at some distances."""
-        return sum(each * away.get(name, 0.0) for name, each in self.slower.items())
+        return sum(each * away.get(name, 0.0) for name, each in self.slowdowns.items())
 
-    def widened(self, times: float) -> Fitted:
+    def widen(self, times: float) -> Fitted:
         """The same with wider intervals."""
         grown = {n: Distance(d.slow, round(times * d.width, 3)) for n, d in self.distance.items()}
         return self._replace(distance=grown)
@@ -84,19 +85,19 @@ class Answer:
     """One measured step beside its prediction."""
 
     source: str
-    off: float  # ln(measured / predicted), before anything is moved
+    log_error: float  # ln(measured / predicted), before anything is moved
     away: dict[str, float]
     share: float = 1.0  # of its source's weight
 
     def is_inside(self, fitted: Fitted) -> bool:
         """Whether the measurement lies in the interval."""
         low, high = interval(1.0, self.away, fitted.distance)
-        return low <= math.exp(self.off - fitted.moved(self.away)) <= high
+        return low <= math.exp(self.log_error - fitted.log_shift(self.away)) <= high
 
-    def beyond(self, fitted: Fitted) -> float:
+    def position(self, fitted: Fitted) -> float:
         """How far the measurement is from the middle, the interval reaching from -1 to 1."""
         low, high = (math.log(end) for end in interval(1.0, self.away, fitted.distance))
-        return (self.off - fitted.moved(self.away) - (low + high) / 2) * 2 / (high - low)
+        return (self.log_error - fitted.log_shift(self.away) - (low + high) / 2) * 2 / (high - low)
 
 
 def first_answers() -> list[Answer]:
@@ -107,20 +108,20 @@ def first_answers() -> list[Answer]:
         Answer(
             r["source"],
             float(r["off"]),
-            {k: v for k in shipped() if (v := float(r.get(k, 0)))},
+            {k: v for k in shipped_distances() if (v := float(r.get(k, 0)))},
             0.5,
         )
         for r in rows
     ]
 
 
-def answers_now(rows: Mapping[str, Sequence[unseen.Row]]) -> list[Answer]:
+def current_answers(rows: Mapping[str, Sequence[unseen.Row]]) -> list[Answer]:
     """Sources as they are answered today."""
-    known, as_shipped = reported.sources(), Fitted(slower(), shipped())
+    known, as_shipped = reported.sources(), Fitted(field_slowdowns(), shipped_distances())
     return [
         Answer(
             name,
-            math.log(row.seconds / row.found.step) + as_shipped.moved(row.found.away),
+            math.log(row.seconds / row.found.step) + as_shipped.log_shift(row.found.away),
             row.found.away,
             0.5 if name in known else 1.0,
         )
@@ -131,18 +132,18 @@ def answers_now(rows: Mapping[str, Sequence[unseen.Row]]) -> list[Answer]:
 
 def fit(rows: Sequence[Answer]) -> Fitted:
     """How much slower steps are, and the ends of intervals around them."""
-    found = Fitted(middle(rows), {})
-    left = [replace(row, off=row.off - found.moved(row.away)) for row in rows]
-    return found._replace(distance=ends(left))
+    found = Fitted(fit_slowdowns(rows), {})
+    left = [replace(row, log_error=row.log_error - found.log_shift(row.away)) for row in rows]
+    return found._replace(distance=fit_widths(left))
 
 
-def middle(rows: Sequence[Answer]) -> dict[str, float]:
+def fit_slowdowns(rows: Sequence[Answer]) -> dict[str, float]:
     """By how much steps are slower at each distance, in the median."""
     from scipy.optimize import minimize
 
-    names, weight = list(slower()), _weights(rows)
+    names, weight = list(field_slowdowns()), _weights(rows)
     away = np.array([[row.away.get(name, 0.0) for name in names] for row in rows])
-    off = np.array([row.off for row in rows])
+    off = np.array([row.log_error for row in rows])
 
     def loss(x: Array) -> tuple[float, Array]:
         left = (off - away @ x) / BLUNT_MIDDLE
@@ -155,13 +156,13 @@ def middle(rows: Sequence[Answer]) -> dict[str, float]:
     return {name: round(float(x), 3) for name, x in zip(names, found, strict=True)}
 
 
-def ends(rows: Sequence[Answer]) -> dict[str, Distance]:
+def fit_widths(rows: Sequence[Answer]) -> dict[str, Distance]:
     """Every distance's mean and width of what is left."""
     from scipy.optimize import minimize
 
-    names = list(shipped())
+    names = list(shipped_distances())
     away = np.array([[row.away.get(name, 0.0) for name in names] for row in rows])
-    off, weight = np.array([row.off for row in rows]), _weights(rows)
+    off, weight = np.array([row.log_error for row in rows]), _weights(rows)
     many, squared = len(names), away**2
 
     def loss(x: Array) -> tuple[float, Array]:
@@ -198,31 +199,32 @@ def _weights(rows: Sequence[Answer]) -> Array:
     return np.asarray(found / found.sum())
 
 
-def fits(rows: Sequence[Answer]) -> tuple[Fitted, dict[str, Fitted]]:
+def leave_one_out(rows: Sequence[Answer]) -> tuple[Fitted, dict[str, Fitted]]:
     """What is fitted to all sources, and for each of them what is fitted to the others."""
-    names = {row.source: _runs(row.source) for row in rows}
-    each = {own: fit(_besides(rows, own)) for own in dict.fromkeys(names.values())}
-    times = {own: stretch(_besides(rows, own), each) for own in each}
-    apart = {name: each[own].widened(times[own]) for name, own in names.items()}
-    return fit(rows).widened(stretch(rows, each)), apart
+    names = {row.source: _runs_of(row.source) for row in rows}
+    counted = [row for row in rows if reported.is_fitted(row.source)]
+    each = {own: fit(_other_sources(counted, own)) for own in dict.fromkeys(names.values())}
+    times = {own: width_factor(_other_sources(counted, own), each) for own in each}
+    apart = {name: each[own].widen(times[own]) for name, own in names.items()}
+    return fit(counted).widen(width_factor(counted, each)), apart
 
 
-def _besides(rows: Sequence[Answer], source: str) -> list[Answer]:
-    return [row for row in rows if _runs(row.source) != source]
+def _other_sources(rows: Sequence[Answer], source: str) -> list[Answer]:
+    return [row for row in rows if _runs_of(row.source) != source]
 
 
-def stretch(rows: Sequence[Answer], apart: Mapping[str, Fitted]) -> float:
+def width_factor(rows: Sequence[Answer], apart: Mapping[str, Fitted]) -> float:
     """By how much widths grow for 80 % to lie inside intervals fitted without their source."""
-    beyond = np.abs([row.beyond(apart[_runs(row.source)]) for row in rows])
+    beyond = np.abs([row.position(apart[_runs_of(row.source)]) for row in rows])
     order = np.argsort(beyond)
     at = int(np.searchsorted(np.cumsum(_weights(rows)[order]), 1 - 2 * OUTSIDE))
     return max(float(beyond[order][at]), 1.0)
 
 
-def left_out(rows: Mapping[str, Sequence[unseen.Row]]) -> dict[str, list[unseen.Row]]:
+def answered_left_out(rows: Mapping[str, Sequence[unseen.Row]]) -> dict[str, list[unseen.Row]]:
     """Every source answered with numbers that were fitted without it."""
-    as_shipped = Fitted(slower(), shipped())
-    apart = fits([*answers_now(rows), *first_answers()])[1]
+    as_shipped = Fitted(field_slowdowns(), shipped_distances())
+    apart = leave_one_out([*current_answers(rows), *first_answers()])[1]
     return {
         name: [replace(row, found=_answered(row.found, as_shipped, apart[name])) for row in some]
         for name, some in rows.items()
@@ -231,7 +233,7 @@ def left_out(rows: Mapping[str, Sequence[unseen.Row]]) -> dict[str, list[unseen.
 
 def _answered(found: Prediction, as_shipped: Fitted, apart: Fitted) -> Prediction:
     """A prediction by other numbers."""
-    times = math.exp(apart.moved(found.away) - as_shipped.moved(found.away))
+    times = math.exp(apart.log_shift(found.away) - as_shipped.log_shift(found.away))
     low, high = interval(found.step * times, found.away, apart.distance)
     parts = {name: seconds * times for name, seconds in found.breakdown.items()}
     return replace(found, step=found.step * times, low=low, high=high, breakdown=parts)
@@ -239,32 +241,35 @@ def _answered(found: Prediction, as_shipped: Fitted, apart: Fitted) -> Predictio
 
 def report(truth: Path) -> dict[str, Any]:
     """All numbers fitted anew, and each source with and without it in the fit."""
-    now, first = answers_now(unseen.answered(truth)), first_answers()
-    (found, each), as_shipped = fits([*now, *first]), Fitted(slower(), shipped())
+    now, first = current_answers(unseen.answered(truth)), first_answers()
+    (found, each), as_shipped = (
+        leave_one_out([*now, *first]),
+        Fitted(field_slowdowns(), shipped_distances()),
+    )
     values, beyond = dict[str, Any](), list[Array]()
     for name, apart in each.items():
         mine, first_rows = ([row for row in rows if row.source == name] for rows in (now, first))
-        beyond += [np.array([row.beyond(apart) for row in mine])] if len(mine) >= FULL else []
+        beyond += [np.array([row.position(apart) for row in mine])] if len(mine) >= FULL else []
         values[name] = {
             "rows": len(mine),
             "inside": _inside(mine, found),
             "left_out": _inside(mine, apart),
             "today": _inside(mine, as_shipped),
-            "unmoved": _error(mine, apart._replace(slower={})),
+            "unmoved": _error(mine, apart._replace(slowdowns={})),
             "moved": _error(mine, apart),
         } | (
             {
                 "first": len(first_rows),
                 "first_left_out": _inside(first_rows, apart),
-                "first_unmoved": _error(first_rows, apart._replace(slower={})),
+                "first_unmoved": _error(first_rows, apart._replace(slowdowns={})),
                 "first_moved": _error(first_rows, apart),
             }
             if first_rows
             else {}
         )
-    chance = by_chance(beyond)
+    chance = coverage_by_chance(beyond)
     distance = {name: each._asdict() for name, each in found.distance.items()}
-    said = {"slower": found.slower, "distance": distance, "chance": chance._asdict()}
+    said = {"slower": found.slowdowns, "distance": distance, "chance": chance._asdict()}
     return said | {"sources": values, "text": _text(found, values, chance)}
 
 
@@ -280,7 +285,7 @@ class ByChance(NamedTuple):
     ends: tuple[float, float]  # 5 and 95 of 100 draws have fewer
 
 
-def by_chance(beyond: Sequence[Array]) -> ByChance:
+def coverage_by_chance(beyond: Sequence[Array]) -> ByChance:
     """How many sources would have 75 to 90 % inside were the distribution known exactly."""
     middles = np.array([np.median(rows) for rows in beyond])
     around = np.concatenate([rows - np.median(rows) for rows in beyond])
@@ -295,7 +300,7 @@ def by_chance(beyond: Sequence[Array]) -> ByChance:
     return ByChance(between, within, float(np.mean(found)), (float(low), float(high)))
 
 
-def _runs(source: str) -> str:
+def _runs_of(source: str) -> str:
     """The source whose runs it has: some are asked in two ways."""
     return "foundry-h100" if source == "foundry-by-default" else source
 
@@ -306,7 +311,7 @@ def _inside(rows: Sequence[Answer], fitted: Fitted) -> float:
 
 def _error(rows: Sequence[Answer], fitted: Fitted) -> float:
     """The median error of a source."""
-    return float(np.median([abs(math.expm1(fitted.moved(r.away) - r.off)) for r in rows]))
+    return float(np.median([abs(math.expm1(fitted.log_shift(r.away) - r.log_error)) for r in rows]))
 
 
 COLUMNS = {
@@ -322,7 +327,9 @@ def _text(found: Fitted, values: dict[str, Any], chance: ByChance) -> str:
     lines.append(_medians("today", values, "unmoved", "moved"))
     lines.append(_medians("first answers", values, "first_unmoved", "first_moved"))
     large = [v["left_out"] for v in values.values() if v["rows"] >= FULL]
-    lines.append(f"{len(large)} sources of {FULL} rows or more, each left out: {_spread(large)}")
+    lines.append(
+        f"{len(large)} sources of {FULL} rows or more, each left out: {_count_inside(large)}"
+    )
     lines.append(
         f"were the distribution known exactly: {chance.mean:.0f} of them ({chance.ends[0]:.0f} to"
         f" {chance.ends[1]:.0f}), biases spread by {chance.between:.2f} of an interval's half,"
@@ -332,13 +339,15 @@ def _text(found: Fitted, values: dict[str, Any], chance: ByChance) -> str:
     every = sum(v["first"] for v in first_rows)
     inside = sum(v["first"] * v["first_left_out"] for v in first_rows) / every
     large = [v["first_left_out"] for v in first_rows if v["first"] >= FULL]
-    lines.append(f"{every} first answers, left out: {100 * inside:.1f} % inside; {_spread(large)}")
-    lines += [f"{name} = {each}" for name, each in found.slower.items()]
+    lines.append(
+        f"{every} first answers, left out: {100 * inside:.1f} % inside; {_count_inside(large)}"
+    )
+    lines += [f"{name} = {each}" for name, each in found.slowdowns.items()]
     lines += [f"{n} = {{ slow = {d.slow}, width = {d.width} }}" for n, d in found.distance.items()]
     return "\n".join(lines)
 
 
-def _spread(shares: Sequence[float]) -> str:
+def _count_inside(shares: Sequence[float]) -> str:
     """How many sources have as many rows inside as intervals should hold."""
     over = sum(round(share, 2) > MOST_INSIDE for share in shares)
     under = sum(round(share, 2) < LEAST_INSIDE for share in shares)

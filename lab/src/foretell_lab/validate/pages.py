@@ -13,7 +13,7 @@ import numpy as np
 
 from foretell.io import write_text
 from foretell_lab.validate import reported
-from foretell_lab.validate.intervals import left_out
+from foretell_lab.validate.intervals import answered_left_out
 from foretell_lab.validate.unseen import SOURCES, Row, answered
 
 FOLDER = Path("docs/accuracy")
@@ -25,7 +25,7 @@ def report(truth: Path) -> dict[str, Any]:
     """Write every page; says where."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, rows in left_out(answered(truth)).items():
+    for name, rows in answered_left_out(answered(truth)).items():
         write_text(FOLDER / f"{name}.svg", plot(rows))
         write_text(FOLDER / f"{name}.md", page(name, rows, (SOURCES[name].__doc__ or "").strip()))
         written.append(f"{FOLDER}/{name}.md")

@@ -79,7 +79,7 @@ class Constant:
             return
         known, changes = framework.profiles(), cast("Any", {self.key: value})
         known[self.table] = replace(known[self.table], **changes)
-        framework.forget()
+        framework.clear_cache()
 
 
 @cache

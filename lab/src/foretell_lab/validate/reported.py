@@ -65,6 +65,11 @@ def cluster(system: str) -> Cluster:
     return loads(own[system]) if system in own else load(system)
 
 
+def is_fitted(source: str) -> bool:
+    """Whether fits of intervals take a source: not where no plan can say what it ran."""
+    return bool(sources().get(source, {}).get("fitted", True))
+
+
 def first(source: str) -> dict[str, dict[str, float]]:
     """Figures of the first answer, before anything was changed; of other tables none."""
     if source not in sources():

@@ -381,9 +381,9 @@ def answered(truth: Path) -> dict[str, list[Row]]:
 
 def report(truth: Path) -> dict[str, Any]:
     """Errors of every source with numbers fitted without it, as values and as a table."""
-    from foretell_lab.validate.intervals import left_out
+    from foretell_lab.validate.intervals import answered_left_out
 
-    rows = left_out(answered(truth))
+    rows = answered_left_out(answered(truth))
     values = {name: _summary(some) | reported.first(name) for name, some in rows.items()}
     every = np.array([abs(row.error) for some in rows.values() for row in some])
     whole = {"rows": len(every), "median": float(np.median(every))}

@@ -762,7 +762,7 @@ def eager_plans(problem: Problem, workload: Workload, plan: Plan | None = None) 
 def referred(problem: Problem, eager: Sequence[Prediction], cluster: Cluster) -> Problem:
     """The problem with what `predict` says of its eager plans: time and memory."""
     plain, run = eager[0], running(eager[0].plan)
-    host = run.issued("elementwise", False) * cluster.calibration.host
+    host = run.issue_seconds("elementwise", False) * cluster.calibration.host
     reference = Reference(plain.step, host, run.profile.exponent, plain.away)
     kept = unfused(problem).held - problem.held
     return replace(problem, reference=reference, held=eager[-1].peak - kept, room=room(cluster))

@@ -694,7 +694,7 @@ def _updates(machines: Fleet, weights: Array, run: Running) -> Array:
 
 def _host(machines: Fleet, run: Running) -> Array:
     """What the host takes to issue an update: at all, and for each tensor; none on a CPU."""
-    start, one = run.updated(np.array([0.0, 1.0])) * machines.cluster.calibration.host
+    start, one = run.update_seconds(np.array([0.0, 1.0])) * machines.cluster.calibration.host
     rows = [
         (0.0, 0.0, 1.0) if d.timed is not None else (start, one - start, run.profile.exponent)
         for d in machines.kinds
