@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from foretell.cluster import load as load_cluster
 from foretell.errors import ForetellError
+from foretell.graph.show import span
 from foretell.plan import Plan, lower
 from foretell.plan.check import units
 from foretell.plan.plan import blocks_of, load, predicted, save
@@ -19,6 +20,8 @@ from foretell.plan.program import order
 from foretell.predict import predict
 from foretell.search.joint import Joint
 from foretell.search.kit import priced
+from foretell.search.oracle import scaling
+from foretell.search.oracle.planner import Oracle
 from foretell.simulate import simulate
 from foretell.simulate.memory import peak_bytes
 from foretell.workload import load as load_workload
@@ -222,3 +225,33 @@ def test_the_graph_of_a_plan_holds_what_is_predicted(
 )
 def test_the_graph_of_a_placed_plan_holds_what_is_predicted(plan: str) -> None:
     _holds_what_is_predicted(Plan.parse(plan), MODELS[0], "dgx-a100")
+
+
+@pytest.mark.parametrize(
+    ("model", "on"),
+    [("gpt:layers=4,hidden=512,heads=8", "dgx-a100"), ("swin_t", "a100-80:gpus=4")],
+)
+def test_every_row_of_the_oracle_is_what_predict_says(model: str, on: str) -> None:
+    workload, cluster = load_workload(model), load_cluster(on)
+    n = cluster.size
+    rows = scaling(workload, lambda _: cluster, [n], lambda _: workload.batch * n)
+    for row in rows:
+        found = priced(row.plan, workload, cluster)
+        assert (row.step, row.low, row.high) == (found.step, found.low, found.high)
+        assert (row.peak, row.missing, row.utilisation) == (
+            found.peak, found.missing, found.utilisation,
+        )  # fmt: skip
+        assert sum(row.parts.values()) == pytest.approx(row.step, rel=1e-9)
+    steps = {row.strategy: row.step for row in rows if not row.missing}
+    planned = Oracle().plan(workload, cluster)
+    assert planned.baselines.keys() == steps.keys()
+    assert all(planned.baselines[name] <= step for name, step in steps.items())
+
+
+def test_the_change_that_would_fit_takes_what_predict_says() -> None:
+    workload, cluster = load_workload("llama:layers=32,hidden=4096,heads=32"), load_cluster("h100")
+    found = predict(Plan(micro_batch=4, global_batch=4), workload, cluster)
+    changes, _, rest = found.advice.partition(" fits and takes ")
+    again = predict(Plan.parse("micro_batch=4,global_batch=4").changed(changes), workload, cluster)
+    assert again.fits
+    assert rest == f"{span(again.step)} a step"

@@ -373,6 +373,8 @@ def _row_dict(row: Row, epoch: int | None) -> dict[str, Any]:
         "plan": str(row.plan),
         "global_batch": row.batch,
         "step_s": row.step,
+        "low_s": row.low,
+        "high_s": row.high,
         "samples_per_s": row.samples,
         "breakdown": {f"{name}_s": value for name, value in row.parts.items()},
         "exposed_s": row.exposed,

@@ -132,6 +132,7 @@ _RECOMPUTES = {
 }
 
 
+TRIED = 8  # changes that may fit: priced in closed form, these are simulated
 Rows = np.ndarray[Any, Any]
 
 
@@ -140,11 +141,10 @@ def cheapest_fix(plan: Plan, workload: Workload, cluster: Cluster) -> str:
     tried = list(_candidates(plan, workload, cluster))
     found = estimate(tried, workload, cluster)
     fits = np.flatnonzero(found.missing == 0)
-    if len(fits):
-        best = int(fits[np.argmin(found.step[fits])])
-        return (
-            f"{_changes(plan, tried[best])} fits and takes {span(float(found.step[best]))} a step"
-        )
+    for at in fits[np.argsort(found.step[fits], kind="stable")][:TRIED].tolist():
+        one = predict(tried[at], workload, cluster, advises=False)
+        if one.fits:
+            return f"{_changes(plan, tried[at])} fits and takes {span(one.step)} a step"
     least = int(np.argmin(found.missing))
     short = found.missing[least] / 2**30
     return f"even {_changes(plan, tried[least])} is {short:.1f} GiB short; use more tp, pp or ranks"

@@ -60,7 +60,15 @@ from foretell.search.kit import (
     shared_work,
     silent,
 )
-from foretell.search.oracle.space import Space, Swept, layouts, per_node, strategy, sweep
+from foretell.search.oracle.space import (
+    Space,
+    Swept,
+    by_strategy,
+    layouts,
+    per_node,
+    strategy,
+    sweep,
+)
 from foretell.search.partition import Partitioner, divisors, meshes, rows_of
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.refine import BEYOND, Evaluator, Found, Guess, descend, share_moves, unsharded
@@ -647,7 +655,7 @@ class _Search:
         baselines = {
             f"{n}: {k}": v for n, one in self.best.items() for k, v in one.baselines.items()
         }
-        baselines |= _strategies(swept, self.on.known)
+        baselines |= _strategies(swept, self.on.known, self.workload, self.cluster)
         baselines |= {n: one.predicted for n, one in self.best.items() if n != name}
         usual = next(
             (baselines[n] for n in ("data", "fsdp", "zero") if n in baselines), best.baseline
@@ -792,16 +800,18 @@ def _data_parallel(swept: Swept, zero: int) -> float:
     return float(took.min()) if len(took) else float("inf")
 
 
-def _strategies(swept: Swept, known: Mapping[str, Prediction | None]) -> dict[str, float]:
-    """The best layout of every strategy that fits: simulated where one was, else in closed form."""
-    rough, simulated = dict[str, float](), dict[str, float]()
+def _strategies(
+    swept: Swept, known: Mapping[str, Prediction | None], workload: Workload, cluster: Cluster
+) -> dict[str, float]:
+    """The best layout of every strategy that fits: of those simulated, or simulated now."""
+    simulated = dict[str, float]()
     predicted = {Plan.parse(text): one for text, one in known.items()}
     for i in np.flatnonzero(swept.fits).tolist():
         name, one = strategy(swept.plans[i]), predicted.get(swept.plans[i])
-        rough[name] = min(rough.get(name, float("inf")), float(swept.found.step[i]))
         if one is not None and one.fits:
             simulated[name] = min(simulated.get(name, float("inf")), one.step)
-    return rough | simulated
+    rest = by_strategy(swept, workload, cluster, simulated)
+    return simulated | {name: one.prediction.step for name, one in rest.items() if one.fits}
 
 
 def lower_bound(plans: Sequence[Plan], workload: Workload, cluster: Cluster, batch: int) -> float:

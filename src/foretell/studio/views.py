@@ -122,7 +122,7 @@ def _pareto_layouts(
     model: Any, machines: Cluster, n: int, batch: int, known: set[str]
 ) -> list[dict[str, Any]]:
     """Layouts that none beats in time and memory, besides those that are known."""
-    from foretell.predict.predict import utilisation
+    from foretell.predict import predict_many
     from foretell.search.oracle import Space, layouts, strategy, sweep
     from foretell.search.oracle.space import per_node
 
@@ -136,16 +136,17 @@ def _pareto_layouts(
         if swept.found.peak[k] < 0.97 * least:
             least = float(swept.found.peak[k])
             best.append(k)
+    some = [plans[k] for k in best[:24] if str(plans[k]) not in known]
+    predictions = predict_many(some, model, machines, advises=False)
     return [
         {
-            "gpus": n, "strategy": words.strategy(strategy(plans[k])),
-            "step_s": float(swept.found.step[k]),
-            "peak_bytes": float(swept.found.peak[k]), "fits": True, "plan": str(plans[k]),
-            "samples_per_s": batch / float(swept.found.step[k]),
-            "cost": float(swept.money[k]) / batch if swept.price else None, "says": "",
-            "mfu": utilisation(plans[k], model, machines, float(swept.found.step[k])),
+            "gpus": n, "strategy": words.strategy(strategy(plan)), "step_s": one.step,
+            "peak_bytes": one.peak, "fits": one.fits, "plan": str(plan),
+            "samples_per_s": batch / one.step,
+            "cost": one.step * swept.price / 3600 / batch if swept.price else None, "says": "",
+            "mfu": one.utilisation,
         }
-        for k in best[:24] if str(plans[k]) not in known
+        for plan, one in zip(some, predictions, strict=True)
     ]  # fmt: skip
 
 

@@ -6,13 +6,19 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from foretell.cluster import Cluster
 from foretell.plan.costs import with_cuts
 from foretell.pool import Pool
 from foretell.search.kit import Planned, Planner, Progress, silent
-from foretell.search.oracle.space import Space, Swept, choose, layouts, per_node, strategy, sweep
+from foretell.search.oracle.space import (
+    Space,
+    by_strategy,
+    choose,
+    layouts,
+    per_node,
+    strategy,
+    sweep,
+)
 from foretell.workload import Workload
 
 ALTERNATIVES = 8  # next-best layouts that are kept
@@ -40,8 +46,10 @@ class Oracle(Planner):
         plans = with_cuts(plans, workload, cluster)
         progress(f"{len(plans)} layouts", float("inf"))
         found = choose(plans, workload, cluster, most=self.simulate, pool=pool)
-        baselines = _baselines(sweep(plans, workload, cluster, pool=pool))
-        baselines[strategy(found.best.plan)] = found.best.step  # simulated, not estimated
+        swept = sweep(plans, workload, cluster, pool=pool)
+        fastest = by_strategy(swept, workload, cluster)
+        baselines = {name: one.prediction.step for name, one in fastest.items() if one.fits}
+        baselines[strategy(found.best.plan)] = found.best.step
         usual = next((baselines[n] for n in USUAL if n in baselines), max(baselines.values()))
         progress("done", found.best.step)
         notes = (f"{found.fitting} of {found.layouts} layouts fit; gap {100 * found.gap:.1f} %",)
@@ -74,12 +82,3 @@ class ParaDL(Oracle):
     def own(self) -> Planner:
         """The oracle: as many layouts of a larger space in closed form, the best simulated."""
         return Oracle(batch=self.batch, dtype=self.dtype, framework=self.framework)
-
-
-def _baselines(swept: Swept) -> dict[str, float]:
-    """The best step of every strategy that fits."""
-    names = np.array([strategy(p) for p in swept.plans])
-    return {
-        name: float(swept.found.step[(names == name) & swept.fits].min())
-        for name in sorted(set(names[swept.fits].tolist()))
-    }

@@ -13,7 +13,7 @@ A layout's name (`fsdp+tensor`) joins these words. The oracle itself needs none 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -24,10 +24,19 @@ from foretell.cluster.read import MOST
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.costs import with_cuts
-from foretell.plan.prices import by_collective
+from foretell.plan.prices import Estimate, by_collective
 from foretell.pool import Pool
 from foretell.search.oracle.limits import Finding, findings
-from foretell.search.oracle.space import HOUR, Space, Swept, layouts, per_node, strategy, sweep
+from foretell.search.oracle.space import (
+    HOUR,
+    Fastest,
+    Space,
+    Swept,
+    by_strategy,
+    layouts,
+    per_node,
+    sweep,
+)
 from foretell.spec import is_whole
 from foretell.workload import Workload
 
@@ -131,6 +140,8 @@ class Row:
     batch: int
     plan: Plan
     step: float
+    low: float  # of the 80 % interval
+    high: float
     parts: dict[str, float]
     peak: float
     missing: float
@@ -213,18 +224,10 @@ def _telling(progress: Callable[[str], None], gpus: int) -> Callable[[int, int],
 
 
 def _best(swept: Swept, workload: Workload, cluster: Cluster, gpus: int, batch: int) -> list[Row]:
-    names = np.array([strategy(p) for p in swept.plans])
-    rows = []
-    for name in dict.fromkeys(names.tolist()):
-        mine = np.flatnonzero(names == name)
-        fitting = mine[swept.fits[mine]]
-        # Of a strategy that fits nowhere, the layout that lacks least.
-        at = (
-            fitting[np.argmin(swept.found.step[fitting])]
-            if len(fitting)
-            else mine[np.argmin(swept.found.missing[mine])]
-        )
-        rows.append(_row(swept, int(at), workload, cluster, gpus, batch, name, len(mine)))
+    rows = [
+        _row(swept, name, one, workload, cluster, gpus, batch)
+        for name, one in by_strategy(swept, workload, cluster).items()
+    ]
     return sorted(rows, key=_rank)
 
 
@@ -236,18 +239,39 @@ def _rank(row: Row) -> tuple[bool, int, int, float, str]:
 
 
 def _row(
-    swept: Swept, at: int, workload: Workload, cluster: Cluster, gpus: int, batch: int, name: str,
-    looked: int,
+    swept: Swept, name: str, best: Fastest, workload: Workload, cluster: Cluster, gpus: int,
+    batch: int,
 ) -> Row:  # fmt: skip
-    f, plan = swept.found, swept.plans[at]
-    step = float(f.step[at])
-    peak = sum(d.peak(plan.dtype or workload.dtype) for d in cluster.devices)
+    plan, one = swept.plans[best.at], best.prediction
+    f = as_simulated(swept.found, best)
     return Row(
-        gpus, name, batch, plan, step, {p: float(getattr(f, p)[at]) for p in PARTS},
-        float(f.peak[at]), float(f.missing[at]), float(f.flops[at]) / (step * peak),
-        step * swept.price / HOUR, looked,
-        tuple(findings(plan, f, at, workload, cluster)), by_collective(plan, workload, cluster),
+        gpus, name, batch, plan, one.step, one.low, one.high,
+        {p: float(getattr(f, p)[0]) for p in PARTS}, one.peak, one.missing, one.utilisation,
+        one.step * swept.price / HOUR, best.layouts,
+        tuple(findings(plan, f, 0, workload, cluster)), by_collective(plan, workload, cluster),
     )  # fmt: skip
+
+
+def as_simulated(found: Estimate, best: Fastest) -> Estimate:
+    """What the simulation says of one layout, in the parts of the closed form.
+
+    Kernels and host, bubble and sends share what the simulation has for both as they do there;
+    without stages, idle time waits for what is gathered.
+    """
+    one = best.prediction
+    row = {f.name: float(getattr(found, f.name)[best.at]) for f in fields(found)}
+    took = {name.removesuffix("_s"): seconds for name, seconds in one.breakdown.items()}
+    working, waiting = row["compute"] + row["host"], row["bubble"] + row["send"]
+    kernels = row["compute"] / working if working else 1.0
+    bubble = row["bubble"] / waiting if waiting else 1.0
+    idle = took["idle"] if one.plan.pp > 1 else 0.0
+    row |= {
+        "step": one.step, "peak": one.peak, "missing": one.missing, "reduce": took["reduce"],
+        "compute": took["compute"] * kernels, "host": took["compute"] * (1 - kernels),
+        "comm": took["exchange"] + took["idle"] - idle, "update": took["update"],
+        "bubble": idle * bubble, "send": idle * (1 - bubble),
+    }  # fmt: skip
+    return Estimate(**{name: np.array([value]) for name, value in row.items()})
 
 
 def front(rows: Sequence[Row]) -> list[Row]:

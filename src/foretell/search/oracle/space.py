@@ -21,11 +21,11 @@ Otherwise the remaining gap is given.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,6 +53,9 @@ CHUNK = 4096  # layouts priced at a time: bounds memory, and progress is reporte
 LEAST = 512  # layouts worth sending to a worker: fewer take less time than the way there
 HOUR = 3600.0
 SLACK = 0.97  # of the closed form's parts: they and the simulation round differently
+SHORT = 3  # layouts of a strategy simulated at once: until one of them fits
+TRIED = 12  # at most, of a strategy
+LARGE = 1e12  # seconds: layouts that do not fit come last
 GROUP = 8  # layouts simulated before the bound is looked at again
 
 
@@ -274,6 +277,48 @@ def sweep(
     names = [f.name for f in fields(Estimate)]
     joined = {n: np.concatenate([getattr(p, n) for p in parts] or [np.zeros(0)]) for n in names}
     return Swept(tuple(plans), Estimate(**joined), cluster.price)
+
+
+class Fastest(NamedTuple):
+    """The fastest layout of one strategy."""
+
+    at: int  # its place in the sweep
+    prediction: Prediction
+    layouts: int  # of the strategy
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits in memory; where none does it is the one that lacks least."""
+        return self.prediction.fits
+
+
+def by_strategy(
+    swept: Swept, workload: Workload, cluster: Cluster, skipped: Collection[str] = ()
+) -> dict[str, Fastest]:
+    """The fastest layout of every strategy: the best in closed form are simulated."""
+    names = np.array([strategy(p) for p in swept.plans])
+    waiting: dict[str, list[int]] = {}
+    for name in dict.fromkeys(names.tolist()):
+        if name not in skipped:
+            mine = np.flatnonzero(names == name)
+            rank = np.where(swept.fits, swept.found.step, LARGE + swept.found.missing)[mine]
+            waiting[name] = mine[np.argsort(rank, kind="stable")][:TRIED].tolist()
+    found: dict[str, Fastest] = {}
+    while waiting:
+        short = {name: [waiting[name].pop(0) for _ in waiting[name][:SHORT]] for name in waiting}
+        every = [at for some in short.values() for at in some]
+        plans = [swept.plans[at] for at in every]
+        predictions = predict_many(plans, workload, cluster, advises=False)
+        for at, one in zip(every, predictions, strict=True):
+            name, before = str(names[at]), found.get(str(names[at]))
+            if before is None or _ahead(one) < _ahead(before.prediction):
+                found[name] = Fastest(at, one, int((names == name).sum()))
+        waiting = {n: rest for n, rest in waiting.items() if rest and not found[n].fits}
+    return found
+
+
+def _ahead(one: Prediction) -> tuple[float, float]:
+    return one.missing, one.step
 
 
 @dataclass(frozen=True)
