@@ -5,8 +5,8 @@ import math
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from foretell.cli.run import _prediction_rows, _prediction_text
@@ -26,8 +27,9 @@ from foretell.cost.price import TimedOp, TimedOps
 from foretell.plan import Plan
 from foretell.predict import predict
 from foretell.pytorch import timed
-from foretell.pytorch.deploy import dry_run, machine, op_times, units
-from foretell.pytorch.deploy.op_times import LocalPass, PricedOp
+from foretell.pytorch.deploy import dry_run, machine, op_times, worker
+from foretell.pytorch.deploy.collective import all_gather
+from foretell.pytorch.deploy.op_times import PricedOp
 from foretell.workload import load as workload
 from tests.pytorch.deploy.ranks import on_ranks
 
@@ -127,96 +129,6 @@ def test_what_is_found_from_a_small_part_of_a_step_counts_for_less():
     assert 1.0 < unsure < 1.05 < sure < 2.0
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_rank_by_itself_takes_a_step_and_leaves_the_model_as_it_was(device):
-    with torch.device(device):
-        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 4))
-    before = {name: t.clone() for name, t in model.state_dict().items()}
-    batch = (torch.randn(16, 8), torch.randint(0, 4, (16,)))
-    alone = LocalPass(model, batch, None, lambda held: torch.optim.Adam(held.parameters()))
-    drawn = torch.get_rng_state()
-    for times, in_buckets in ((1, True), (4, False)):
-        found = alone.taken(4, times, in_buckets=in_buckets)
-        assert found is not None
-        assert found.compute > 0
-        assert found.update > 0
-    assert torch.equal(drawn, torch.get_rng_state())
-    assert all(p.grad is None for p in model.parameters())
-    if device == "cpu":
-        assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
-
-
-class Working(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, there, back):
-        ctx.back = back
-        work(there)
-        return x * weight
-
-    @staticmethod
-    def backward(ctx, g):
-        work(ctx.back)
-        return g, g.sum(0), None, None
-
-
-class Slow(nn.Module):
-    """A layer that works for some core seconds in its forward and others in its backward."""
-
-    def __init__(self, there, back):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(8))
-        self.there, self.back = there, back
-
-    def forward(self, x):
-        return Working.apply(x, self.weight, self.there, self.back)
-
-
-def work(seconds):
-    start = time.thread_time()
-    while time.thread_time() < start + seconds:
-        pass
-
-
-def test_a_pass_is_shared_out_over_units_and_children_forward_and_backward():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        model = nn.Sequential(Slow(0.004, 0.002), nn.Tanh(), Slow(0.001, 0.013))
-        batch = (torch.randn(16, 8), torch.randn(16, 8))
-        alone = LocalPass(model, batch, None, lambda held: torch.optim.Adam(held.parameters()))
-        found = alone.taken(16)
-    finally:
-        torch.set_num_threads(threads)
-    for rows in (found.units[1:], (found.parts[0], found.parts[2])):
-        shares = [share for part in rows for share in part[:2]]
-        assert shares == pytest.approx([0.2, 0.1, 0.05, 0.65], abs=0.06)
-        assert [part.width for part in rows] == [8, 8]
-    assert found.again() == pytest.approx(0.02, rel=0.25)
-    assert found.compute == pytest.approx(0.02, rel=0.25)
-
-
-def test_passes_leave_the_values_that_they_were_begun_with():
-    model = nn.Linear(8, 4)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    batch = [torch.randn(16, 8), torch.randint(0, 4, (16,))]
-    before = model.weight.clone()
-    passes = op_times._Passes(model, batch, nn.functional.cross_entropy, optimizer, 2)
-    for _ in range(3):
-        assert min(passes.take()) > 0
-    assert torch.equal(before, model.weight)
-
-
-def test_a_model_that_cannot_be_taken_alone_is_left_to_the_prices_of_its_ops():
-    class Broken(nn.Linear):
-        def forward(self, x):
-            raise KeyError("labels")
-
-    batch = (torch.randn(4, 8), torch.zeros(4, dtype=torch.long))
-    alone = LocalPass(Broken(8, 8), batch, None, lambda held: torch.optim.SGD(held.parameters()))
-    assert op_times.fits(alone.model, 2)
-    assert alone.taken(4) is None
-
-
 def test_the_first_op_that_differs_is_named():
     ops = [PricedOp(f"{i}/addmm", "addmm", "gemm", True, 1e-3) for i in range(3)]
     seen = [("aten::addmm", 1.1e-3), ("aten::addmm", 3e-3), ("aten::addmm", 9e-3)]
@@ -298,58 +210,88 @@ def test_a_run_is_predicted_for_the_machine_it_is_on(tmp_path, plan):
     assert {"gemm", "optimizer"} <= names
 
 
-def role(model, core=1e-3, **more):
-    """What a proxy model of a model acts."""
-    make = lambda held: torch.optim.Adam(held.parameters())  # noqa: E731
-    return dry_run.Role(model, make, 8, core, **more)
+def sending(rank):
+    """A step of one rank by itself, and what a message gives while it is recorded and behind it."""
+    mine = torch.full((2,), 1.0 + rank)
+
+    def take():
+        there = mine.clone()
+        work = dist.all_reduce(there, async_op=True)
+        parts, lines = torch.zeros(4), [torch.zeros(2), torch.zeros(2)]
+        all_gather(parts, mine)
+        dist.all_gather(lines, mine)
+        rows = torch.ones(3, 5)
+        dist.all_to_all_single(torch.zeros(3, 5), rows, [1 + rank, 2 - rank], [1 + rank, 2 - rank])
+        work.wait()
+        seen.append((there.tolist(), parts.tolist(), lines[1].tolist()))
+
+    seen = []
+    found, _ = dry_run.recorded(take)
+    dist.all_reduce(mine)
+    return found, seen[-1], mine.tolist()
 
 
-def test_a_stand_in_has_the_tensors_of_the_model_in_its_units_and_stages():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Embedding(16, 8)
-            self.blocks = nn.ModuleList(
-                nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)) for _ in range(3)
-            )
-
-    model = Net()
-    whole = dry_run._proxy(role(model), Plan(dp=2, zero=3))
-    sizes = sorted(tuple(p.shape) for p in model.parameters())
-    assert sorted(tuple(p.shape) for p in whole.parameters()) == sizes
-    assert [b.dtype for b in whole.buffers()] == [b.dtype for b in model.buffers()]
-    held = [units.size_of(unit) for unit in units.units(model).values()]
-    assert [units.size_of(unit) for unit in units.units(whole).values()] == held
-    assert sum(sum(unit.act.core) for unit in whole.units) == pytest.approx(1e-3 / 8)
-    chunks = Plan(pp=2, chunks=2, schedule="interleaved", micro_batch=1)
-    staged = dry_run._proxy(role(model), chunks)
-    assert len(staged) == 4
-    assert sorted(tuple(p.shape) for p in staged.parameters()) == sizes
+def recorded():
+    rank = dist.get_rank()
+    found, seen, after = sending(rank)
+    rows = [(e.op, [a.sizes for a in e.args if isinstance(a, dry_run.Shape)]) for e in found.events]
+    sizes = [e.args[3] for e in found.events if e.op == "alltoall_base_"]
+    return rank, rows, sizes, seen, after, dry_run.dry_run(found).seconds
 
 
-def test_the_stages_of_a_line_are_cut_as_it_is_and_work_as_its_children_do():
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4), nn.Linear(4, 2))
-    shares = ((0.2, 0.3, 8), (0.05, 0.05, 8), (0.1, 0.2, 4), (0.05, 0.05, 2))
-    parts = [op_times.Part(*row) for row in shares]
-    plan = Plan(pp=2, micro_batch=2, layers=(3, 1))
-    first, last = dry_run._proxy(role(model, parts=parts), plan)
-    assert first.act.core == pytest.approx((0.35e-3 / 8, 0.55e-3 / 8, 4))
-    assert last.act.core == pytest.approx((0.05e-3 / 8, 0.05e-3 / 8, 2))
-    assert [tuple(p.shape) for p in last.held] == [(2, 4), (2,)]
-    x = torch.zeros(2, 1)
-    last(first(x)).sum().backward()
-    assert all(p.grad is not None for p in first.parameters())
+def test_messages_are_recorded_in_place_of_being_sent():
+    for rank, rows, sizes, seen, after, seconds in on_ranks(2, recorded):
+        mine = 1.0 + rank
+        assert seen == ([mine] * 2, [mine] * 4, [mine] * 2)  # as if all ranks had the same
+        assert after == [3.0, 3.0]  # behind it they are sent again
+        ops = [op for op, _ in rows]
+        assert ops[:2] == ["allreduce_", "_allgather_base_"]
+        assert ops[-1] == ""  # waited for at last
+        assert rows[1][1] == [(4,), (2,)]
+        assert sizes == [[2, 2]]  # rows that samples send where they like go evenly
+        assert seconds > 0
 
 
-def test_batch_norms_of_all_ranks_send_sums_and_no_buffers():
-    model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 4))
-    model.register_buffer("other", torch.zeros(3))
-    synced, own = (role(model, is_synced=is_synced) for is_synced in (True, False))
-    assert [tuple(b.shape) for b in synced.buffers()] == [(3,)]
-    assert len(own.buffers()) == 4
-    whole = dry_run._proxy(synced, Plan(dp=2))
-    assert [unit.act.norms for unit in whole.units] == [[], [6], []]
-    assert dry_run._proxy(own, Plan(dp=2)).units[1].act.norms == []
+def failing():
+    def take():
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank():
+            raise KeyError("labels")
+
+    return dry_run.recorded(take)
+
+
+def test_a_step_that_fails_on_one_rank_has_no_dry_run_on_any():
+    for found, why in on_ranks(2, failing):
+        assert found is None
+        assert "KeyError: 'labels'" in why
+
+
+def test_steps_are_summed_up_by_those_with_the_usual_messages():
+    def event(seconds, op="allreduce_"):
+        return dry_run.Event(seconds, op)
+
+    rows = [dry_run.Recording([event(s), event(2 * s, "")], s) for s in (1.0, 2.0, 6.0)]
+    found = dry_run._median([*rows, dry_run.Recording([event(9.0)], 9.0)])
+    assert [e.seconds for e in found.events] == [2.0, 4.0]
+    assert found.work == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_copy_has_memory_and_values_of_its_own(device):
+    with torch.device(device):
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).eval()
+    found, _ = dry_run.copied(model)
+    assert dry_run.fits(found, 2)
+    assert not found.training
+    assert all(p.isfinite().all() for p in found.parameters())
+    optimizer = torch.optim.AdamW(found.parameters(), lr=0.1)
+    dry_run.freeze(optimizer)
+    before = [p.clone() for p in found.parameters()]
+    found(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, found.parameters(), strict=True))
+    assert all(p.grad is None for p in model.parameters())
 
 
 def test_work_is_shared_by_as_many_threads_as_were_busy(monkeypatch):
@@ -359,26 +301,121 @@ def test_work_is_shared_by_as_many_threads_as_were_busy(monkeypatch):
     assert dry_run.Work(9.0).wide == 1.0
 
 
-def dry(text, core):
-    """A dry run of a step, and whether the model is as it was."""
-    from foretell.plan import Plan
-
-    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64))
-    before = [p.clone() for p in model.parameters()]
-    found = dry_run.dry_run(role(model, core), Plan.parse(text))
-    same = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    return found, same
+SCRIPT = """import torch
+from torch import nn
 
 
-@pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=1", "dp=2,zero=3", "pp=2,micro_batch=2"])
-def test_a_dry_run_leaves_the_model_alone(plan):
-    for found, same in on_ranks(2, dry, plan, 0.1):
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (4, 8)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = (nn.Parameter(0.1 * torch.randn(2, 32, 32)) for _ in range(2))
+
+    def forward(self, tokens, index, weights):
+        out = torch.zeros_like(tokens)
+        for expert in range(len(self.up)):
+            at, k = (index == expert).nonzero(as_tuple=True)
+            made = tokens[at] @ self.up[expert] @ self.down[expert] * weights[at, k, None]
+            out = out.index_add(0, at, made)
+        return out
+
+
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(32, 2), Experts()
+
+    def forward(self, x):
+        weights, index = self.router(x).softmax(-1).max(-1, keepdim=True)
+        return x + self.experts(x, index, weights)
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(50, 32)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x):
+        x = self.words(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+class Images(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x):
+        return self.b(self.a(x).relu()).mean((2, 3))
+
+
+def model():
+    return {make}
+
+
+def batch(rank, size, step):
+    draw = torch.Generator().manual_seed(step)
+    x = {inputs}
+    y = torch.randint(0, 4, (8,), generator=draw)
+    return (x.chunk(size)[rank],), y.chunk(size)[rank]
+"""
+WORDS = ("Words()", "torch.randint(0, 50, (8, 16), generator=draw)")
+ROWS = ("nn.Sequential(Mixture(), Mixture())", "torch.randn(8, 32, generator=draw)")
+IMAGES = ("Images()", "torch.randn(8, 3, 16, 16, generator=draw)")
+
+
+def dry(script, text):
+    """What is predicted of a plan, by a dry run or not, and the values behind it."""
+    plan = Plan.parse(text)
+    run = worker._Steps(worker.load(Path(script)), plan, "cpu", "sync")
+    model = run.make()
+    held = [p for p in model.parameters() if not p.is_meta]
+    before = [p.clone() for p in held]
+    predictor = run.predictor()
+    same = all(torch.equal(a, b) for a, b in zip(before, held, strict=True))
+    run.deploy(model)
+    return predictor.predict(), predictor.dry, same
+
+
+@pytest.mark.parametrize(
+    ("made", "plan"),
+    [
+        (WORDS, "dp=2,micro_batch=2"),
+        (WORDS, "tp=2"),
+        (WORDS, "cp=2"),
+        (ROWS, "dp=2,ep=2"),
+        (IMAGES, "spatial=2"),
+        (WORDS, "dp=2,zero=3"),
+        pytest.param(WORDS, "tp=2,sp=yes", marks=pytest.mark.slow),
+        pytest.param(WORDS, "dp=2,precision=bf16-mixed", marks=pytest.mark.slow),
+        pytest.param(WORDS, "pp=2,micro_batch=2", marks=pytest.mark.slow),
+        pytest.param(IMAGES, "filter=2", marks=pytest.mark.slow),
+    ],
+)
+def test_every_plan_has_a_dry_run_that_leaves_the_model_alone(tmp_path, monkeypatch, made, plan):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("{make}", made[0]).replace("{inputs}", made[1]))
+    for found, took, same in on_ranks(2, dry, str(script), plan):
         assert same
-        assert 0.04 < found.seconds < 60  # the work of a stage, at least
-        assert found.unsure >= 0
-        assert found.load >= 1
-
-
-def test_what_depends_on_the_layers_has_no_dry_run():
-    for text in ("tp=2", "dp=2,dtype=bf16", "dp=2,spatial=2", "cp=2", "dp=1"):
-        assert not dry_run.can_dry_run(Plan.parse(text))
+        assert took is not None
+        assert 0 < took.work < took.seconds < 60
+        assert took.unsure >= 0
+        assert took.load >= 1
+        if found:
+            assert found["low_s"] < found["step_s"] < found["high_s"]
+            assert sum(found["breakdown"].values()) == pytest.approx(found["step_s"], rel=0.01)

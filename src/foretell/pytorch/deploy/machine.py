@@ -1,12 +1,8 @@
-"""The machine at hand: what is known of it from run to run, and how busy it is for a plan's ranks.
+"""The machine at hand: what is known of it from run to run.
 
 Seconds of ops and factors on prices are kept in one file a machine (processor, cores, threads of a
 rank, ranks, versions of Python and torch) in `$XDG_CACHE_HOME/foretell/machines`: another machine,
 or another torch, begins anew.
-
-The load is that of work and messages as the steps of a plan have them: ranks work all at once and
-meet after a piece of work. It is tried with small matmuls, all ranks of the run at once, so that
-ranks which share cores are timed sharing them.
 """
 
 from __future__ import annotations
@@ -14,19 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-import torch.distributed as dist
+from typing import Any
 
 from foretell.cost.price import TimedOp
-from foretell.pytorch import timed
 from foretell.pytorch.deploy import run_files
 
 SPREAD = tomllib.loads((Path(__file__).parent / "spread.toml").read_text())
@@ -34,12 +25,6 @@ PRIOR = {name: float(value) for name, value in SPREAD["prior"].items()}
 NOISE = float(SPREAD["noise"]["run"])
 _KEPT = 20_000  # ops
 _OLD = 0.8  # weight of what was learned before, at each run
-Tensor = Any
-BURN = 4e-3  # core seconds of one piece of work that is tried, at most
-_LEAST = 5e-4  # and at least
-_PIECE = 0.1  # core seconds between two messages, at most
-_ROUNDS = (12, 100)  # of work and a message
-_WHILE = 1.0  # core seconds of a rank's rounds
 
 
 @dataclass(frozen=True)
@@ -137,74 +122,3 @@ def save_machine(machine: Machine) -> None:
             "pace": dict(machine.pace),
         },
     )
-
-
-class Load(NamedTuple):
-    """What ranks find on the machine."""
-
-    busy: float  # wall over core seconds of work
-    unsteady: float  # standard deviation of its logarithm
-    others: float  # the same, with what a rank waits for a core when a message has come
-    late: float  # seconds of a small message behind work
-
-
-def probe(piece: float) -> Load:
-    """The load as steps find it; `piece`: core seconds between two of their messages."""
-    each = min(max(piece, _LEAST), BURN)
-    work = _work(each)
-    span = max(1, round(min(piece, _PIECE) / each))
-    many = round(_WHILE / (span * each))
-    return _at_once(work, span, min(max(many, _ROUNDS[0]), _ROUNDS[1]))
-
-
-def _work(seconds: float) -> Callable[[], tuple[float, float]]:
-    """Work of so many core seconds; wall and core seconds that it took."""
-    x = torch.randn(128, 128)
-    many = max(1, round(seconds / max(timed.timed(lambda: x @ x), 1e-6)))
-
-    def work() -> tuple[float, float]:
-        wall, core = time.perf_counter(), time.thread_time()
-        for _ in range(many):
-            x @ x
-        return time.perf_counter() - wall, time.thread_time() - core
-
-    return work
-
-
-def _at_once(work: Callable[[], tuple[float, float]], span: int, rounds: int) -> Load:
-    """Rounds of work with a small message behind each, as steps have them.
-
-    A rank that has waited for a message is served first for a while, whatever else runs: so short
-    pieces between messages find less of a load than long ones.
-    """
-    small = torch.zeros(8)
-    rows: list[tuple[float, float, float]] = []
-    dist.barrier()
-    queued = run_files.queued()
-    for _ in range(rounds):
-        both = [work() for _ in range(span)]
-        wall, core = (sum(column) for column in zip(*both, strict=True))
-        start = time.perf_counter()
-        dist.all_reduce(small)
-        rows.append((wall, wall + time.perf_counter() - start, core))
-    others = _waited(run_files.queued() - queued, sum(row[2] for row in rows))
-    each = torch.tensor(rows[1:], dtype=torch.float64)
-    least = each[:, 2].median()
-    dist.all_reduce(least, op=dist.ReduceOp.MIN)
-    dist.all_reduce(each, op=dist.ReduceOp.MAX)  # of the slowest rank
-    busy = (each[:, 0] / least).clamp(min=1.0)
-    late = usual(each[:, 1] - each[:, 0])
-    return Load(usual(busy), float(busy.log().std()), others, late)
-
-
-def _waited(queued: float, core: float) -> float:
-    """Core and waiting seconds over core seconds, of the rank that waits longest for a core."""
-    found = torch.tensor(1.0 + queued / max(core, 1e-9), dtype=torch.float64)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return float(found)
-
-
-def usual(seconds: Tensor) -> float:
-    """The mean, but for the longest quarter: what else a machine does comes in bursts."""
-    ordered = seconds.sort().values
-    return float(ordered[: max(len(ordered) * 3 // 4, 1)].mean())

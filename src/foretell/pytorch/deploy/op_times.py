@@ -1,34 +1,18 @@
-"""Ops of one rank's step, priced and as a profiler saw them, by family and one by one.
-
-An op that is timed alone finds its inputs in the cache and its memory mapped; in a step it does
-not. So a copy of the model is also taken forward and back, and updated, on each rank by itself, all
-ranks at once: no message is sent, and nothing of the run changes.
-"""
+"""Ops of one rank's step, priced and as a profiler saw them, by family and one by one."""
 
 from __future__ import annotations
 
-import copy
-import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from foretell.cluster.node import Device
 from foretell.cost import kernel
 from foretell.plan.framework import Running
-from foretell.pytorch import timed
-from foretell.pytorch.deploy import run_files
-from foretell.pytorch.deploy.batch_norm import synchronize_norms
-from foretell.pytorch.deploy.units import units
-from foretell.pytorch.script import default_loss
 from foretell.workload import Workload
 from foretell.workload.workload import calls, holds
 
@@ -75,11 +59,6 @@ _WORDS = {  # parts of an operator's name, in this order, and its family
     "where": "elementwise",
     "dropout": "elementwise",
 }
-Tensor = Any
-_COPIES = 16.0  # bytes a parameter: values, gradients, two states of an optimizer, in fp32
-_SHARE = 0.25  # of the memory that is free, for the copies of all ranks
-_WARM, _LEAST, _MOST = 2, 5, 15  # passes
-_WHILE = 1.5  # seconds of passes, beyond the least
 
 
 def shown_as(family: str) -> str:
@@ -199,205 +178,3 @@ def first_apart(
         if abs(took - op.seconds) > max(APART * op.seconds, _SEEN * step):
             return {"op": op.name, "predicted_s": op.seconds, "measured_s": took}
     return None
-
-
-def fits(model: Any, ranks: int) -> bool:
-    """Whether copies of a model for so many ranks fit in a part of the free memory."""
-    count = sum(p.numel() for p in model.parameters())
-    return bool(_COPIES * count * ranks < _SHARE * run_files.free_memory())
-
-
-class Part(NamedTuple):
-    """A part of a pass: from the beginning of one of some modules to that of the next."""
-
-    there: float  # shares of the core seconds of a forward and backward
-    back: float
-    width: int = 0  # numbers a sample of its output
-
-    def joined(self, other: Part) -> Part:
-        """Both together, with the output of this one."""
-        return Part(self.there + other.there, self.back + other.back, self.width)
-
-
-@dataclass(frozen=True)
-class Taken:
-    """Core seconds of a rank by itself."""
-
-    compute: float  # forward and backward
-    update: float
-    parts: tuple[Part, ...] = ()  # of the children of an nn.Sequential
-    units: tuple[Part, ...] = ()  # of what comes before the first unit, and of all units
-    active: float = 1.0  # threads that were busy
-    again: Callable[[], float] | None = None  # takes what an update is of once more
-
-
-@dataclass(frozen=True)
-class LocalPass:
-    """What is taken forward and back on one rank."""
-
-    model: Any
-    batch: tuple[Tensor, ...]  # inputs and target of one data-parallel rank
-    loss: Callable[..., Any] | None
-    optimizer: Callable[[Any], Any]
-    alone: Any = None  # a group of this rank, for batch norms that use statistics of a group
-
-    def taken(self, samples: int, times: int = 1, *, in_buckets: bool = False) -> Taken | None:
-        """Forwards and backwards of so many samples, and updates; None where that fails.
-
-        `times`: micro-batches whose gradients are added up before an update; `in_buckets`:
-        gradients are put into memory that they leave from.
-        """
-        try:
-            with torch.random.fork_rng(devices=[]):
-                model = _copied(self.model)
-                if self.alone is not None:
-                    synchronize_norms(model, self.alone)
-                if in_buckets:
-                    put_in_buckets(model)
-                return self._taken(model, [_first(one, samples) for one in self.batch], times)
-        except Exception:  # whatever a model may want: its ops are priced alone then
-            return None
-
-    def _taken(self, model: Any, batch: list[Tensor], times: int) -> Taken:
-        passes = _Passes(model, batch, self.loss or default_loss, self.optimizer(model), times)
-        rows: list[tuple[float, float]] = []
-        begun, spent = time.perf_counter(), time.process_time()
-        while len(rows) < _WARM + _LEAST or (
-            len(rows) < _MOST and time.perf_counter() - begun < _WHILE
-        ):
-            rows.append(passes.take())
-        active = (time.process_time() - spent) / (time.perf_counter() - begun)
-        both, update = (statistics.median(column) for column in zip(*rows[_WARM:], strict=True))
-        first, *parts = _parts(_children(model), passes.forward)
-        parts = [parts[0].joined(first), *parts[1:]] if parts else []
-        inner = [unit for unit in units(model).values() if unit is not model]
-        found = _parts(inner, passes.forward)
-        return Taken(both / times, update, tuple(parts), found, active, lambda: passes.take()[0])
-
-
-class _Passes:
-    """A model that is taken forward and back and updated on one rank, and keeps its values.
-
-    A batch that is taken again and again would be learnt by heart: gradients would become denormal
-    numbers, which take a hundred times as long.
-    """
-
-    def __init__(
-        self, model: Any, batch: list[Tensor], loss: Callable[..., Any], optimizer: Any, times: int
-    ) -> None:
-        self.model, self.loss, self.optimizer, self.times = model, loss, optimizer, times
-        *self.inputs, self.target = batch
-        for group in optimizer.param_groups:
-            group["lr"] = 0.0 * group.get("lr", 0.0)
-        self.clock = timed.clock()
-
-    def forward(self) -> Callable[[], object]:
-        """Go forward; the backward of it."""
-        backward: Callable[[], object] = self.loss(self.model(*self.inputs), self.target).backward
-        return backward
-
-    def take(self) -> tuple[float, float]:
-        """Core seconds of the forwards and backwards of a step, and of its update."""
-        self.optimizer.zero_grad()
-        start = self.clock()
-        for _ in range(self.times):
-            self.forward()()
-        middle = self.clock()
-        self.optimizer.step()
-        return middle - start, self.clock() - middle
-
-
-def _children(model: Any) -> list[Any]:
-    return list(model) if isinstance(model, nn.Sequential) else []
-
-
-class _Marks:
-    """When modules begin in a forward, and when gradients of their inputs are there."""
-
-    def __init__(self, modules: Sequence[Any]) -> None:
-        self.clock = timed.clock()
-        self.there: list[tuple[int, float]] = []
-        self.back: list[tuple[int, float]] = []
-        self.widths = [0] * len(modules)
-        self.hooks = [
-            hook
-            for k, one in enumerate(modules)
-            for hook in (
-                one.register_forward_pre_hook(partial(self._begins, k)),
-                one.register_forward_hook(partial(self._ends, k)),
-            )
-        ]
-
-    def _begins(self, k: int, _: Any, inputs: tuple[Any, ...]) -> None:
-        self.there.append((k, self.clock()))
-        for x in inputs:
-            if isinstance(x, torch.Tensor) and x.requires_grad:
-                x.register_hook(lambda _, k=k: self.back.append((k, self.clock())))
-
-    def _ends(self, k: int, _: Any, __: Any, output: Any) -> None:
-        is_tensor = isinstance(output, torch.Tensor) and output.dim() > 0
-        self.widths[k] = output.numel() // max(len(output), 1) if is_tensor else 1
-
-    def take(self, step: Callable[[], Callable[[], object]]) -> Any:
-        """Seconds of a forward and of its backward, before the first module and of each."""
-        self.there, self.back = [], []
-        found = np.zeros((2, len(self.widths) + 1))
-        at, last = self.clock(), -1
-        backward = step()
-        middle = self.clock()
-        for k, begun in [*self.there, (-1, middle)]:
-            found[0, last + 1] += begun - at
-            at, last = begun, k
-        backward()
-        at = middle
-        for k, done in self.back:
-            found[1, k + 1] += done - at
-            at = done
-        first = self.there[0][0] if self.there else -1
-        found[1, first + 1] += self.clock() - at  # whose input has no gradient
-        return found
-
-
-def _parts(modules: Sequence[Any], step: Callable[[], Callable[[], object]]) -> tuple[Part, ...]:
-    """What a pass is spent on before the first of some modules and in each."""
-    marks = _Marks(modules)
-    try:
-        rows = [marks.take(step) for _ in range(_LEAST)]
-    finally:
-        for hook in marks.hooks:
-            hook.remove()
-    there, back = np.median(rows, axis=0) / max(np.median(rows, axis=0).sum(), 1e-12)
-    return tuple(
-        Part(float(a), float(b), wide)
-        for a, b, wide in zip(there, back, (0, *marks.widths), strict=True)
-    )
-
-
-def put_in_buckets(model: Any) -> None:
-    """Copy each gradient, once it is there, to a place that stays."""
-    for parameter in model.parameters():
-        slot = torch.zeros_like(parameter)
-
-        def put(one: Tensor, slot: Tensor = slot) -> None:
-            torch.mul(one.grad, 0.5, out=slot)
-            one.grad = slot
-
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(put)
-
-
-def _first(tensor: Tensor, samples: int) -> Tensor:
-    """So many samples of a part of a batch."""
-    return tensor[:samples] if isinstance(tensor, torch.Tensor) and tensor.ndim else tensor
-
-
-def _copied(model: Any) -> Any:
-    """The model with memory of its own, and values where it had none."""
-    found = copy.deepcopy(model)
-    if any(p.is_meta for p in found.parameters()):
-        found = found.to_empty(device="cpu")
-        for parameter in found.parameters():
-            nn.init.normal_(parameter.data, std=0.02)
-        for buffer in found.buffers():
-            buffer.data.fill_(1)
-    return found.train(model.training)

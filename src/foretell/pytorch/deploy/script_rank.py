@@ -76,8 +76,6 @@ def run(asked: Asked, folder: Path, rank: int, heartbeat: Any) -> dict[str, Any]
 
 def _predictor(asked: Asked, device: str) -> Any:
     """How a step of the script is predicted, from its captured graph; made when a model is met."""
-    import torch.distributed as dist
-
     from foretell.graph import load
     from foretell.pytorch.deploy.prediction import Predictor, Step
     from foretell.workload.captured import from_graph
@@ -86,7 +84,7 @@ def _predictor(asked: Asked, device: str) -> Any:
     # in a loop of its own stages take all forwards first, and its batches are not cut else
     plan = plan.but(schedule="gpipe") if plan.pp > 1 else plan.but(micro_batch=0)
 
-    def made(model: Any, optimizers: Any) -> Predictor:
+    def made(model: Any, optimizers: Any, deploy_copy: Any) -> Predictor:
         step = from_graph(load(Path(asked.captured)), "step")
         found = Predictor(
             Step(
@@ -95,7 +93,7 @@ def _predictor(asked: Asked, device: str) -> Any:
                 lambda on: step,
                 lambda held: _another(optimizers, held),
                 device,
-                dist.group.WORLD if asked.batch_norm == "sync" else None,
+                deploy_copy,
             ),
             plan,
         )

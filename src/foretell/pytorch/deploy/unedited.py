@@ -47,6 +47,7 @@ from foretell.plan.unsupported import require_in_script
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.apply import Deployed, in_own_loop
 from foretell.pytorch.deploy.checkpoint import still
+from foretell.pytorch.deploy.dry_run import copied, freeze
 from foretell.pytorch.deploy.optimizer import Several, clip_norm, clip_value
 from foretell.pytorch.deploy.precision import mixed, precision_of, unscale_gradients
 from foretell.pytorch.deploy.uses import Call
@@ -278,7 +279,7 @@ class Training(Listener):
     scratch: Path = Path()
     log: Callable[[int, float, float], None] | None = None  # step, loss, seconds
     # of a model and its optimizers: what predicts a step, its ops timed
-    predictor: Callable[[Module, Sequence[Any]], Any] | None = None
+    predictor: Callable[[Module, Sequence[Any], Callable[[], object]], Any] | None = None
     predicted: dict[str, Any] | None = None
     cpu: list[float] = field(default_factory=list)  # core seconds of each step
     waits: list[float] = field(default_factory=list)  # and seconds that it waited for a core
@@ -472,7 +473,8 @@ class Training(Listener):
                     if self.predictor is not None and not self.made:  # for the first model
                         self.tell("predict")
                         with _aside():
-                            predictor = self.predictor(module, trains)
+                            take = partial(self._copy, module, trains, (args, kwargs))
+                            predictor = self.predictor(module, trains, take)
                     self.tell("deploy")
                     made = _deployed(module, trains, self.plan, self.wanted, (args, kwargs))
                     if predictor is not None:
@@ -496,6 +498,29 @@ class Training(Listener):
             except InputError as error:
                 self.fail(error)
                 raise
+
+    def _copy(self, module: Module, optimizers: Sequence[Any], call: Call) -> Callable[[], object]:
+        """A step of a copy of a model, deployed, as the script takes it but for its loss."""
+        assert self.plan is not None
+        (model, own), (args, kwargs) = copied(module, optimizers), call
+        made = _deployed(model, own, self.plan, self.wanted, call)
+        for one in own:
+            freeze(one)
+
+        def take() -> None:
+            before, self._part = self._part, []
+            self.made[id(model)], self.models[id(model)] = made, model
+            try:
+                model.zero_grad()
+                found = tree_leaves(self._called(Module.__call__, model, args, kwargs))
+                sum(x.sum() for x in found if getattr(x, "requires_grad", False)).backward()
+                for one in own:
+                    one.step()
+            finally:
+                del self.made[id(model)], self.models[id(model)]
+                self._part = before
+
+        return take
 
     def _backward(self, plain: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the loss that a backward begins at."""

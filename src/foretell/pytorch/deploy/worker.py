@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -143,7 +144,7 @@ def _run(asked: Asked, folder: Path, rank: int, heartbeat: Heartbeat) -> dict[st
     result |= {"verified": verified, "stage": place(plan, rank)["pp"]} | run.noted(
         min(asked.steps, _NOTED)
     )
-    if predictor is not None and predicted is not None and not predictor.why_not:
+    if predictor is not None and predicted is not None and predictor.dry is not None:
         heartbeat.enter("learn")
         predicted["first_apart"] = run.learn(
             predictor, min(run.cpu[warm:]), statistics.median(times[warm:]), result["load"]
@@ -258,21 +259,16 @@ class _Steps:
 
     def predictor(self) -> Any:
         """What predicts a step on this machine, its ops timed."""
-        import torch.distributed as dist
-
-        from foretell.pytorch.deploy.op_times import LocalPass
         from foretell.pytorch.deploy.prediction import Predictor, Step, captured
 
         inputs, target = self.batch(0)
-        optimizer = partial(_optimizer, self.script, self.plan)
         step = Step(
             self.model,
             len(inputs[0]),
             captured(self.model, (*inputs, target), self.loss),
-            optimizer,
+            partial(_optimizer, self.script, self.plan),
             self.device,
-            dist.group.WORLD if self.batch_norm == "sync" else None,
-            LocalPass(self.model, (*inputs, target), self.loss, optimizer),
+            self._copy,
         )
         found = Predictor(step, self.plan)
         found.prepare()
@@ -289,24 +285,42 @@ class _Steps:
         return found
 
     def deploy(self, model: Any) -> None:
+        """Make the model run as the plan says."""
+        self.samples = len(self.batch(0)[0][0])
+        self.deployed = self._deployed(model)
+        schedule = getattr(self.script, "scheduler", None)
+        self.scheduler = schedule(self.deployed.optimizer) if schedule is not None else None
+
+    def _deployed(self, model: Any) -> Any:
         from foretell.pytorch.deploy.apply import deploy
 
         inputs, target = self.batch(0)
-        self.samples = len(inputs[0])
-        self.deployed = deploy(
+        return deploy(
             model,
             _optimizer(self.script, self.plan, model),
             self.plan,
             loss=self.loss,
             device=self.device,
-            samples=self.samples,
+            samples=len(inputs[0]),
             example=(inputs, target),
             batch_norm=self.batch_norm,
             max_norm=float(getattr(self.script, "max_norm", 0.0)),
             ema=float(getattr(self.script, "ema", 0.0)),
         )
-        schedule = getattr(self.script, "scheduler", None)
-        self.scheduler = schedule(self.deployed.optimizer) if schedule is not None else None
+
+    def _copy(self) -> Callable[[], object]:
+        """A step of a copy of the model, deployed; its values stay as they are."""
+        from foretell.pytorch.deploy.dry_run import copied, freeze
+        from foretell.pytorch.deploy.pipelined import padded
+
+        made, (inputs, target) = self._deployed(copied(self.model)[0]), self.batch(0)
+        if made.pipeline is not None:  # ranks ask each other what stages put out
+            made.pipeline.prepare(tuple(padded(self.plan, x) for x in inputs))
+        if not made.trains:
+            made.model.eval()
+            return partial(made.infer, inputs)
+        freeze(made.optimizer)
+        return partial(made.step, inputs, target)
 
     def save(self, folder: Path, step: int) -> None:
         """Write a checkpoint of so many steps."""
