@@ -11,6 +11,8 @@ import atexit
 import math
 import os
 import tempfile
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +87,8 @@ def _predictor(asked: Asked, device: str) -> Any:
     plan = plan.but(schedule="gpipe") if plan.pp > 1 else plan.but(micro_batch=0)
 
     def made(model: Any, optimizers: Any, deploy_copy: Any) -> Predictor:
-        step = from_graph(load(Path(asked.captured)), "step")
+        graph = load(Path(asked.captured))
+        step = from_graph(graph, "step")
         found = Predictor(
             Step(
                 model,
@@ -93,7 +96,7 @@ def _predictor(asked: Asked, device: str) -> Any:
                 lambda on: step,
                 lambda held: _another(optimizers, held),
                 device,
-                deploy_copy,
+                partial(deploy_copy, _calls(graph.facts.get("reads", {}))),
             ),
             plan,
         )
@@ -101,6 +104,18 @@ def _predictor(asked: Asked, device: str) -> Any:
         return found
 
     return made
+
+
+def _calls(reads: dict[str, Any]) -> int:
+    """How often a step calls its model: as often as one op reads the parameter least read."""
+    count: Counter[tuple[str, str]] = Counter()
+    for name, rows in reads.items():
+        if not name.startswith("_fused"):  # updates
+            count.update({(weight, name.rpartition(".")[0]) for weight, _ in rows})
+    most: dict[str, int] = {}
+    for (weight, _), times in count.items():
+        most[weight] = max(most.get(weight, 0), times)
+    return min(most.values(), default=1)
 
 
 def _another(optimizers: Any, held: Any) -> Any:

@@ -279,7 +279,7 @@ class Training(Listener):
     scratch: Path = Path()
     log: Callable[[int, float, float], None] | None = None  # step, loss, seconds
     # of a model and its optimizers: what predicts a step, its ops timed
-    predictor: Callable[[Module, Sequence[Any], Callable[[], object]], Any] | None = None
+    predictor: Callable[[Module, Sequence[Any], Callable[[int], object]], Any] | None = None
     predicted: dict[str, Any] | None = None
     cpu: list[float] = field(default_factory=list)  # core seconds of each step
     waits: list[float] = field(default_factory=list)  # and seconds that it waited for a core
@@ -499,8 +499,13 @@ class Training(Listener):
                 self.fail(error)
                 raise
 
-    def _copy(self, module: Module, optimizers: Sequence[Any], call: Call) -> Callable[[], object]:
-        """A step of a copy of a model, deployed, as the script takes it but for its loss."""
+    def _copy(
+        self, module: Module, optimizers: Sequence[Any], call: Call, calls: int
+    ) -> Callable[[], object]:
+        """A step of a copy of a model, deployed, as the script takes it but for its loss.
+
+        `calls`: how often the model is called, its gradients added up.
+        """
         assert self.plan is not None
         (model, own), (args, kwargs) = copied(module, optimizers), call
         made = _deployed(model, own, self.plan, self.wanted, call)
@@ -512,8 +517,9 @@ class Training(Listener):
             self.made[id(model)], self.models[id(model)] = made, model
             try:
                 model.zero_grad()
-                found = tree_leaves(self._called(Module.__call__, model, args, kwargs))
-                sum(x.sum() for x in found if getattr(x, "requires_grad", False)).backward()
+                for _ in range(calls):
+                    found = tree_leaves(self._called(Module.__call__, model, args, kwargs))
+                    sum(x.sum() for x in found if getattr(x, "requires_grad", False)).backward()
                 for one in own:
                     one.step()
             finally:
