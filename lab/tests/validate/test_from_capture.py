@@ -158,3 +158,4 @@ def test_what_indices_leave_is_known():
     assert made_by(call("index", shape)) == (2048, 351)
     cube = "in=1x16x128x128x128+-+-+-+-+-,types=float,args=-+2x2x2+2x2x2+0x0x0+1x1x1+False"
     assert made_by(call("max_pool3d_with_indices", cube)) == (1, 16, 64, 64, 64)
+    assert made_by(call("stack", "in=||,types=TensorList,args=-")) == (3,)  # of single numbers

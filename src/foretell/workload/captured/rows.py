@@ -89,7 +89,7 @@ def _joined(call: Call) -> Dims:
     if not first:
         return (0,)
     dim = (call.numbers(1) or (-1,))[0] if call.op == "cat" else -1
-    if any(len(d) != len(first[0]) for d in first):
+    if not first[0] or any(len(d) != len(first[0]) for d in first):  # single numbers, stacked
         return (sum(map(math.prod, first)),)
     at = next((i for i in range(len(first[0])) if len({d[i] for d in first}) > 1), dim)
     at %= len(first[0])
