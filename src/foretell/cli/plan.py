@@ -113,6 +113,7 @@ def command(
     if runnable is None:
         runnable = hasattr(chosen, "runnable") and _is_script(named)
     options = {"runnable": runnable, "only": only, "fix": fix, "objective": objective}
+    options["own_loop"] = bool(runnable) and _is_loop(named)
     options["resume"] = str(resume) if resume is not None else ""
     spent = time.process_time()  # what it takes to load the search counts
     options["seconds"] = max(seconds - spent, 0.2 * seconds) if seconds else 0.0
@@ -152,6 +153,12 @@ def _is_script(workload: str) -> bool:
     from foretell.workload.load import has_arguments
 
     return workload.endswith(".py") or ".py:" in workload or has_arguments(workload)
+
+
+def _is_loop(workload: str) -> bool:
+    from foretell.workload.load import is_loop
+
+    return is_loop(workload)
 
 
 def _restricted(planner: Any, options: dict[str, Any]) -> Any:

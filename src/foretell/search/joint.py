@@ -45,7 +45,7 @@ from foretell.plan.layer_cost import Array
 from foretell.plan.layer_cost import layouts as columns
 from foretell.plan.plan import OWN, segments
 from foretell.plan.program import FAMILIES
-from foretell.plan.unsupported import unsupported
+from foretell.plan.unsupported import in_script, unsupported
 from foretell.pool import Pool
 from foretell.predict import Prediction
 from foretell.predict.predict import EIGHTY_PERCENT
@@ -226,6 +226,7 @@ class Joint(Planner):
     framework: str = ""
     precision: str = ""
     runnable: bool = False  # only plans that `foretell run` executes
+    own_loop: bool = False  # of a script that takes its steps itself
     only: str = ""  # axes that are searched, with commas between; all where empty
     fix: str = ""  # fields that have a value: dp=8,tp=2
     objective: Literal["time", "energy", "money"] = "time"  # of the devices or nodes a plan uses
@@ -331,7 +332,8 @@ class _Search:
         return lambda plan, step: step
 
     def _accepts(self, plan: Plan) -> bool:
-        if self.options.runnable and unsupported(plan):
+        o = self.options
+        if o.runnable and (unsupported(plan) or (o.own_loop and in_script(plan))):
             return False
         if self.options.framework not in ("", plan.framework):
             return False

@@ -598,13 +598,13 @@ def _captured(text: str) -> Workload:
             f"`{text}` has to be captured, which needs PyTorch: {error}",
             hint="pip install 'foretell[torch]', or name a .graph file captured elsewhere",
         ) from None
-    if _is_loop(text):
+    if is_loop(text):
         return from_graph(_step_of_script(text), text)
     parts: Any = find(text)
     return from_graph(capture(*parts.four, real=parts.real), text)
 
 
-def _is_loop(text: str) -> bool:
+def is_loop(text: str) -> bool:
     """Whether a text names a training script, which is run as it is, and no function in one."""
     if has_arguments(text):
         return True

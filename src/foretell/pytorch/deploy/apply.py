@@ -130,6 +130,7 @@ class Deployed:
     split: Splitting = field(default_factory=Splitting)  # what is known of how it splits
     apart: frozenset[str] = frozenset()  # not those of other data ranks: experts, other stages
     stages: PipelinedCall | None = None  # a pipeline inside the model's own call
+    has_run: bool = False
     is_stepping: bool = False  # inside `step`, which shares buffers itself
     buffered: list[Any] | None = None  # what has buffers to share, known from the first step on
 
@@ -235,6 +236,8 @@ class Deployed:
             sends = k + 1 == num and self.plan.overlap is not False  # with the last, or after it
             with nullcontext() if sends else self.no_sync():
                 total += self._backward(*piece, weights[k])
+        if self.is_sharded and self.plan.overlap is False:
+            fsdp.reduce(self.model)
         return total / sum(weights)
 
     def _backward(self, inputs: tuple[Any, ...], target: Any, weight: float) -> Any:
@@ -245,7 +248,18 @@ class Deployed:
         return loss.detach()
 
     def _plain(self, inputs: tuple[Any, ...], target: Any) -> Any:
-        return self.loss(self.model(*inputs), target)
+        try:
+            output = self.model(*inputs)
+        except (RuntimeError, ValueError) as error:
+            if self.plan.tp == 1 or self.has_run or isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"tp={self.plan.tp}: {type(self.model).__name__} does not run on parts of its "
+                f"layers: {str(error).splitlines()[0]}",
+                hint="choose a tp that divides its heads",
+            ) from error
+        self.has_run = True
+        return self.loss(output, target)
 
     @property
     def _dtype(self) -> str:
@@ -490,7 +504,7 @@ def _inside(made: Deployed, modules: list[Any]) -> None:
             group = places.image_group() if plan.dp > 1 else None
             parts = [plan.degrees()[a] for a in IMAGE[: len(plan.spatial)]]
             among = dist.new_group() if plan.dp > 1 and norms(module) else None
-            split_spatial(module, parts, group, among)
+            split_spatial(module, parts, group, among, made.share)
         for way in ("filter", "channel"):
             if getattr(plan, way) > 1:
                 layers = all_layers(module, way, getattr(plan, way), split.tied)
@@ -584,7 +598,7 @@ def _normalize(made: Deployed, way: str, layers: list[str]) -> None:
     if isinstance(made.pipeline, Groups):
         made.pipeline.synchronize_norms()
         return
-    if (plan.dp == 1 and made.whole is None) or max(plan.spatial, default=1) > 1:
+    if plan.dp == 1 and made.whole is None:
         return
     if len(set(plan.shares)) > 1 and plan.micro_batch:
         raise InputError(
@@ -592,6 +606,8 @@ def _normalize(made: Deployed, way: str, layers: list[str]) -> None:
             f"micro_batch={plan.micro_batch} they take different numbers of micro-batches",
             hint="leave micro_batch out, or take batch_norm=local",
         )
+    if max(plan.spatial, default=1) > 1:  # done with the split of the images
+        return
     ranks = dist.get_process_group_ranks(places.group("dp")) if plan.dp > 1 else []
     groups = new_groups([ranks] if ranks else [])  # of segments, all ask at once
     if not ranks:

@@ -87,11 +87,16 @@ class Grid:
 
 
 def split_spatial(
-    model: Module, parts: Sequence[int], group: Any = None, among: Any = None
+    model: Module,
+    parts: Sequence[int],
+    group: Any = None,
+    among: Any = None,
+    weight: float = 1.0,
 ) -> Grid:
     """Let each rank compute its part of the image; every rank passes the whole batch in.
 
     Statistics of a batch norm are those of `among`: the ranks of an image where it is None.
+    `weight`: what this rank's loss counts by (→ batch_norm.synchronize_norms).
     """
     why = refusal(model)
     if why:
@@ -105,7 +110,7 @@ def split_spatial(
             module.forward = partial(_on_part, grid, name, pool)
         elif isinstance(module, _NORMS):
             whole = grid.group or dist.group.WORLD
-            call = partial(normalize, module, among or grid.group, parts=whole)
+            call = partial(normalize, module, among or grid.group, parts=whole, weight=weight)
             module.forward = partial(_on_part, grid, name, call)
         elif isinstance(module, _WHOLE):
             module.forward = partial(_on_whole, grid, module.forward)
