@@ -348,7 +348,8 @@ class _Search:
         name = plan.framework or ("fsdp" if plan.zero == 3 else "ddp")
         halves = {"fp16": "fp16-mixed", "bf16": "bf16-mixed"}
         dtype = self.workload.dtype
-        precision = plan.precision or halves.get(dtype, dtype)
+        scales = o.own_loop and dtype == "fp16"  # a script's own autocast, and its own scaler
+        precision = plan.precision or ("" if scales else halves.get(dtype, dtype))
         return plan.but(framework=name, precision=precision)
 
     def tell(self, step: float) -> None:
