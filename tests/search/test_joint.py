@@ -119,13 +119,13 @@ def test_stages_change_places_and_one_replica_may_run_under_fsdp() -> None:
 
 
 def test_only_what_runs_is_offered_where_that_is_asked() -> None:
-    from foretell.plan.unsupported import in_script, unsupported
+    from foretell.plan.unsupported import in_own_loop, unsupported
 
     for own_loop in (False, True):
         asked = Joint(evaluations=40, runnable=True, own_loop=own_loop)
         found = asked.plan(GPT, load("dgx-a100"))
         assert not unsupported(found.plan)
-        assert not (own_loop and in_script(found.plan))
+        assert not (own_loop and in_own_loop(found.plan))
 
 
 SMALL = load_workload("gpt:layers=4,hidden=512,heads=8")

@@ -45,7 +45,7 @@ from foretell.plan.layer_cost import Array
 from foretell.plan.layer_cost import layouts as columns
 from foretell.plan.plan import OWN, segments
 from foretell.plan.program import FAMILIES
-from foretell.plan.unsupported import in_script, unsupported
+from foretell.plan.unsupported import in_own_loop, unsupported
 from foretell.pool import Pool
 from foretell.predict import Prediction
 from foretell.predict.predict import EIGHTY_PERCENT
@@ -333,7 +333,8 @@ class _Search:
 
     def _accepts(self, plan: Plan) -> bool:
         o = self.options
-        if o.runnable and (unsupported(plan) or (o.own_loop and in_script(plan))):
+        is_ours = bool(in_own_loop(plan) or plan.late or plan.regions)
+        if o.runnable and (unsupported(plan) or (o.own_loop and is_ours)):
             return False
         if self.options.framework not in ("", plan.framework):
             return False
@@ -348,8 +349,7 @@ class _Search:
         name = plan.framework or ("fsdp" if plan.zero == 3 else "ddp")
         halves = {"fp16": "fp16-mixed", "bf16": "bf16-mixed"}
         dtype = self.workload.dtype
-        scales = o.own_loop and dtype == "fp16"  # a script's own autocast, and its own scaler
-        precision = plan.precision or ("" if scales else halves.get(dtype, dtype))
+        precision = plan.precision or halves.get(dtype, dtype)
         return plan.but(framework=name, precision=precision)
 
     def tell(self, step: float) -> None:
