@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretell.graph import Kind
+from foretell.graph import Dtype, Kind
 from foretell.trace.read import remarks
 from foretell.trace.words import library
 from foretell.whatif import DoesNotApply, Setting, parse
@@ -53,3 +53,18 @@ def test_streams_that_share_the_device_are_said():
         lane = edit.lane("stream 9", kind="compute")
         edit.set(graph.select(kind="kernel")[::2], lane=lane)
     assert any("2 streams" in note for note in remarks(edit.graph))
+
+
+def test_how_the_step_ran_is_said():
+    """In half precision, compiled, as a CUDA graph."""
+    graph = convnet()
+    with graph.edit() as edit:
+        edit.set(graph.select(kind="kernel"), dtype=Dtype.BF16)
+        edit.set(graph.select(kind="kernel")[:1], name="triton_poi_fused_relu_0")
+        edit.set(graph.select(kind="host")[:1], op="cudaGraphLaunch")
+    said = remarks(edit.graph)
+    for words in ("half precision (bf16)", "compiled (Inductor)", "as a CUDA graph"):
+        assert sum(words in note for note in said) == 1
+    for spec in ("compile", "cuda-graph"):
+        with pytest.raises(DoesNotApply, match="already"):
+            parse(spec).apply(edit.graph, Setting())

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph import Graph, Kind, LaneKind, concat
-from foretell.graph.graph import NONE, Array, frozen
+from foretell.graph import Dtype, Graph, Kind, LaneKind, concat
+from foretell.graph.graph import NONE, Array, frozen, word_of
+from foretell.operators import PRODUCTS
 from foretell.trace.decode import FORMS, Opened, opened
 from foretell.trace.events import ALLOCATED, Events, What, read_events
 from foretell.trace.join import Whole, graph_of, whole
@@ -31,10 +32,12 @@ from foretell.trace.source import members
 from foretell.trace.step.compose import part
 from foretell.trace.step.tasks import RankStep, Work, device_work, rank_step
 from foretell.trace.words import (
+    GRAPH_LAUNCHES,
     MEASURED,
     RangeKind,
     Texts,
     by_name,
+    is_compiled,
     library,
     range_kind,
     step_number,
@@ -159,8 +162,25 @@ _AMD = ("hip", "Cijk_", "__amd")  # how calls and kernels under ROCm begin
 
 
 def remarks(graph: Graph) -> list[str]:
-    """Communication kernels of custom libraries, several streams, AMD's kernels, none at all."""
-    return [*_libraries(graph), *_streams(graph), *_amd(graph), *_cpu_only(graph)]
+    """What answers depend on: how the step ran, custom libraries, several streams, the device."""
+    found = (_modes(graph), _libraries(graph), _streams(graph), _amd(graph), _cpu_only(graph))
+    return [note for notes in found for note in notes]
+
+
+def _modes(graph: Graph) -> Iterator[str]:
+    """Compiled, in half precision, launched as a CUDA graph: where what-ifs begin."""
+    matmuls = graph.select(kind="kernel", op=(*PRODUCTS, "convolution", "cudnn_convolution"))
+    half = [int(d) for d in graph.dtype[matmuls] if d in (Dtype.BF16, Dtype.FP16)]
+    if len(half) > len(matmuls) / 2:
+        word = word_of(Dtype, max(set(half), key=half.count))
+        yield f"this step runs in half precision ({word}): changes are added to that"
+    if is_compiled(graph):
+        yield "this step is compiled (Inductor): changes are added to its fused kernels as they are"
+    if len(graph.select(kind="host", op=GRAPH_LAUNCHES)):
+        yield (
+            "this step is launched as a CUDA graph: the operators and shapes behind its kernels "
+            "are not in the trace, so changes of formats, layouts and batch find nothing"
+        )
 
 
 def _cpu_only(graph: Graph) -> Iterator[str]:

@@ -71,6 +71,10 @@ _LOSS = re.compile(
     r"|binary_cross_entropy\w*|ctc_loss|cosine_embedding_loss|soft_margin_loss)$"
 )
 _WRAPPERS = ("autograd::engine::evaluate_function: ", "aten::", "torch::autograd::")
+_INDUCTOR = re.compile(
+    r"^triton_(poi|red|per|tem|for|mm)_|^(Torch-Compiled|CompiledFunction|CompiledFx)"
+)
+GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
 MEASURED = "foretell"  # the key of a trace under which `foretell profile` puts what it timed
 LAYER_NOTE = "layer:"  # a record_function of that name marks a module: `layer:features.0`
 
@@ -212,6 +216,12 @@ def canonical(op: str) -> str:
 
 
 @lru_cache(1 << 14)  # ranks of a job run kernels of the same names
+def is_compiled(graph: Graph) -> bool:
+    """Whether Inductor made kernels of this step: its names say so, of kernels and of regions."""
+    used = np.unique(np.concatenate([graph.name, graph.op]))
+    return any(_INDUCTOR.search(graph.names[int(k)]) for k in used if k >= 0)
+
+
 def is_collective(kernel: str) -> bool:
     """Whether a kernel moves data between ranks."""
     return _IS_NCCL.match(kernel) is not None or bool(_own_comm(kernel))

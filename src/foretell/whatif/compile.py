@@ -12,7 +12,6 @@ channels last on the way. The optimizer is not compiled.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +23,7 @@ from foretell.graph.edit import Edit
 from foretell.graph.graph import NONE, Array, Graph, Kind, Phase
 from foretell.memory import change as memory
 from foretell.memory.tape import Tape
+from foretell.trace.words import is_compiled
 from foretell.whatif.autocast import is_narrow
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import USUAL, call_seconds, launch_of, operators
@@ -38,9 +38,6 @@ def _known(name: str) -> float:
 
 
 COMPILED = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
-_INDUCTOR = re.compile(
-    r"^triton_(poi|red|per|tem|for|mm)_|^(Torch-Compiled|CompiledFunction|CompiledFx)"
-)
 # Operators that Inductor leaves to libraries or to PyTorch (torch 2.11, CUDA).
 KEPT = ("embedding_dense_backward", "_embedding_bag", "_cudnn_rnn", "sort", "topk", "nonzero")
 # Those that loop over kernels: called as a whole, they cost the host what they cost now.
@@ -75,12 +72,6 @@ class Compile(WhatIf):
 
     def hold(self, tape: Tape) -> Tape:
         return memory.compiled(tape)
-
-
-def is_compiled(graph: Graph) -> bool:
-    """Whether Inductor made kernels of this step: its names say so, of kernels and of regions."""
-    used = np.unique(np.concatenate([graph.name, graph.op]))
-    return any(_INDUCTOR.search(graph.names[int(k)]) for k in used if k >= 0)
 
 
 def _loops(graph: Graph) -> Array:

@@ -32,6 +32,7 @@ from foretell.cost.kernel import write_shape as write
 from foretell.cost.ratios import Way
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Array, Dtype, Graph, Kind, LaneKind, word_of
+from foretell.trace.words import GRAPH_LAUNCHES
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import kernels_of
 from foretell.whatif.kernel_request import asked
@@ -162,7 +163,7 @@ class CudaGraph(WhatIf):
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         if not np.isin(graph.kind, DEVICE).any() or not np.isin(graph.kind, HOST).any():
             raise DoesNotApply("there is no host that launches work on a device in this step")
-        if len(graph.select(kind="host", op=("cudaGraphLaunch", "hipGraphLaunch"))):
+        if len(graph.select(kind="host", op=GRAPH_LAUNCHES)):
             raise DoesNotApply("the step is launched as a CUDA graph already")
         graph = masked(graph, setting)
         device = np.flatnonzero(np.isin(graph.kind, DEVICE))
