@@ -29,7 +29,7 @@ import numpy as np
 from foretell.graph.graph import Graph
 from foretell.trace import read
 from foretell.whatif.calls import launch_of, operators
-from foretell.whatif.table_lookup import Sort, layout_of, sorts_of
+from foretell.whatif.table_lookup import KernelGroup, kernel_groups, layout_of
 
 OPS = ("conv3d", "lstm", "gru")
 MANY = 49  # taps of a filter
@@ -40,8 +40,8 @@ DGRAD, WGRAD = re.compile("dgrad"), re.compile("wgrad")
 def rows(path: str) -> Iterator[tuple[str, ...]]:
     """Every operator of a model that both traces have."""
     plain, half = (read(Path(f"{path}.{v}.json.gz")).graph for v in ("base", "amp_bf16"))
-    later = {_key(s): s for s in sorts_of(half)}
-    for sort in sorts_of(plain):
+    later = {_key(s): s for s in kernel_groups(half)}
+    for sort in kernel_groups(plain):
         other = later.get(_key(sort))
         if _is_rare(sort) and other is not None and other.calls == sort.calls > 0:
             for dtype, graph, own in (("fp32", plain, sort), ("bf16", half, other)):
@@ -51,17 +51,17 @@ def rows(path: str) -> Iterator[tuple[str, ...]]:
                     yield op, direction, dtype, layout, shape, f"{seconds:.4g}", "", f"{count:.0f}"
 
 
-def _is_rare(sort: Sort) -> bool:
+def _is_rare(sort: KernelGroup) -> bool:
     op, sizes = sort.rows[0][0], sort.sizes
     is_line = op == "conv2d" and sizes.get("h", 1) == 1
     return op in OPS or is_line or (op == "conv2d" and sizes["r"] * sizes["s"] > MANY)
 
 
-def _key(sort: Sort) -> tuple[str, ...]:
+def _key(sort: KernelGroup) -> tuple[str, ...]:
     return sort.op, str(sort.rows), str(sort.sizes), str(sort.phase)
 
 
-def _parts(graph: Graph, sort: Sort) -> list[tuple[tuple[str, str], tuple[float, float]]]:
+def _parts(graph: Graph, sort: KernelGroup) -> list[tuple[tuple[str, str], tuple[float, float]]]:
     """Seconds and kernels of one call for each row of the table that a sort stands for."""
     if len(sort.rows) == 1:
         whole = float(graph.seconds[sort.kernels].sum()), float(len(sort.kernels))

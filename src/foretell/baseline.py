@@ -108,9 +108,9 @@ def unprofiled(trace: Trace, real: float | None = None) -> Baseline:
         known, source = trace.real, "timed with the trace"
     if known is None:
         source = f"estimated, {EVENT * 1e6:.1f} µs less for each recorded event"
-        found = _found(trace, _guessed(trace), source, SPREAD)
+        found = _fit_host(trace, _estimated_seconds(trace), source, SPREAD)
     else:
-        found = _found(trace, known, source, AGAIN)
+        found = _fit_host(trace, known, source, AGAIN)
     off = replay_error(trace)
     found = replace(found, replay_error=off)
     if abs(off) <= POOR:
@@ -134,9 +134,9 @@ def usual_factor(trace: Trace) -> float:
     return USUAL * (_HOST["lingers"] if trace.graph.facts.get("profiled_before") else 1.0)
 
 
-def _found(trace: Trace, real: float, source: str, sigma: float) -> Baseline:
+def _fit_host(trace: Trace, real: float, source: str, sigma: float) -> Baseline:
     known = usual_factor(trace)
-    usual = warmed(trace, known)
+    usual = with_host_factor(trace, known)
     simulated = steady_seconds(usual)
     if real <= 0 or simulated <= 0:
         raise InputError(
@@ -146,8 +146,8 @@ def _found(trace: Trace, real: float, source: str, sigma: float) -> Baseline:
     if abs(simulated / real - 1) < CLOSE or _is_gpu_bound(trace, known, real):
         note = f"step time without the profiler: {source}; the GPU hides the profiler's overhead"
         return Baseline(usual, real, simulated, known, SPREAD, note)
-    factor = _solved(trace, real)
-    graph = warmed(trace, factor)
+    factor = _solve_factor(trace, real)
+    graph = with_host_factor(trace, factor)
     simulated = steady_seconds(graph)
     note = (
         f"step time without the profiler: {source}; a CPU call takes {factor:.2f} × as long as "
@@ -168,7 +168,7 @@ def _waiting(step: Graph, seconds: float) -> float:
     return max(0.0, 1 - float(spent.max()) / seconds)
 
 
-def _guessed(trace: Trace) -> float:
+def _estimated_seconds(trace: Trace) -> float:
     """A step with the usual cost of an event taken off every host task."""
     graph = trace.graph
     host = np.flatnonzero(graph.kind == Kind.HOST)
@@ -178,19 +178,19 @@ def _guessed(trace: Trace) -> float:
     return steady_seconds(edit.graph)
 
 
-def warmed(trace: Trace, factor: float) -> Graph:
+def with_host_factor(trace: Trace, factor: float) -> Graph:
     """The step with every host call capped at a fast one of its kind, times a factor."""
     graph = trace.graph
     # Loading is one long task, of which the profiler records hardly anything: it stays.
     host = np.flatnonzero(graph.kind == Kind.HOST)
     with graph.edit("unprofiled") as edit:
-        share = factor * _typical(graph)
+        share = factor * _capped_shares(graph)
         edit.set(host, seconds=share * graph.seconds[host], gap=share * graph.gap[host])
     return edit.graph
 
 
 @lru_cache(2)  # a factor is looked for in a dozen tries
-def _typical(graph: Graph) -> Array:
+def _capped_shares(graph: Graph) -> Array:
     """Share of each host task that is left when its call is capped at a fast one.
 
     A call is one into the driver, or all that an operator does between such calls: its pieces are
@@ -226,20 +226,20 @@ def _capped(times: Array, whose: Array) -> Array:
 
 def _is_gpu_bound(trace: Trace, usual: float, real: float) -> bool:
     """Whether the step is as long as its kernels, so that the host's speed cannot be inferred."""
-    simulated = steady_seconds(warmed(trace, usual))
-    if steady_seconds(warmed(trace, LEAST)) > real:
+    simulated = steady_seconds(with_host_factor(trace, usual))
+    if steady_seconds(with_host_factor(trace, LEAST)) > real:
         return True
-    faster = steady_seconds(warmed(trace, usual * PROBE))
+    faster = steady_seconds(with_host_factor(trace, usual * PROBE))
     is_deaf = 1 - faster / simulated < FEELS
     return is_deaf and simulated > 0.9 * real
 
 
-def _solved(trace: Trace, real: float) -> float:
+def _solve_factor(trace: Trace, real: float) -> float:
     """The factor at which the step takes `real`."""
     low, high = LEAST, MOST
     for _ in range(12):
         middle = (low + high) / 2
-        if steady_seconds(warmed(trace, middle)) < real:
+        if steady_seconds(with_host_factor(trace, middle)) < real:
             low = middle
         else:
             high = middle
@@ -294,23 +294,23 @@ def why(before: Graph, after: Graph, seconds: tuple[float, float] | None = None)
     known = seconds or (None, None)
     first, second = shares(before, known[0]), shares(after, known[1])
     gain = 1 - second.seconds / first.seconds if first.seconds else 0.0
-    moved = _moved(first, second)
-    bound = _bounds(first, second)
+    moved = _work_changes(first, second)
+    bound = _bottlenecks(first, second)
     if abs(gain) < 0.02 and moved:
         return f"no gain: {bound}; {moved}, off the critical path"
     return f"{bound}; {moved}" if moved else bound
 
 
-def _bounds(first: Shares, second: Shares) -> str:
+def _bottlenecks(first: Shares, second: Shares) -> str:
     """The bottleneck before and after."""
-    (kind, what, before), (other, then, after) = _bound(first), _bound(second)
+    (kind, what, before), (other, then, after) = _bottleneck_words(first), _bottleneck_words(second)
     if kind != other:
         return f"{kind} ({what} {before}) → {other} ({then} {after})"
     changed = before if before == after else f"{before} → {after}"
     return f"still {kind} ({what} {changed})"
 
 
-def _bound(found: Shares) -> tuple[str, str, str]:
+def _bottleneck_words(found: Shares) -> tuple[str, str, str]:
     """What bounds a step, and the share that says so."""
     if found.bottleneck == "device":
         return "GPU-bound", "GPU busy", f"{100 * (1 - found.idle):.0f} %"
@@ -319,7 +319,7 @@ def _bound(found: Shares) -> tuple[str, str, str]:
     return "CPU-bound", "GPU idle", f"{100 * found.idle:.0f} %"
 
 
-def _moved(first: Shares, second: Shares) -> str:
+def _work_changes(first: Shares, second: Shares) -> str:
     """Which work grew or shrank, by more than a hundredth of the step."""
     words = []
     for name, a, b in (

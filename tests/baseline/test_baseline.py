@@ -14,8 +14,8 @@ from foretell.baseline import (
     interval,
     steady_seconds,
     unprofiled,
-    warmed,
     why,
+    with_host_factor,
 )
 from foretell.graph import Builder
 from foretell.trace import Trace, read
@@ -99,7 +99,7 @@ def test_calls_are_no_longer_than_a_quick_one_of_their_kind():
     with graph.edit("cold") as edit:
         edit.set(host[:3], seconds=90e-6)
         edit.set(host[3:4], seconds=4e-6)
-    warm = warmed(traced(edit.graph), 1.0)
+    warm = with_host_factor(traced(edit.graph), 1.0)
     assert warm.seconds[host[:3]] == pytest.approx(10e-6)
     assert warm.seconds[host[3:4]] == pytest.approx(4e-6)
 
@@ -115,7 +115,7 @@ def test_pieces_of_one_operator_are_taken_together():
         kernel = make.task(kind="kernel", op="_cudnn_rnn", lane=stream, seconds=1e-6)
         make.wait(kernel, launch, kind="launch")
     graph = make.graph(measured=1e-3)
-    assert warmed(traced(graph), 1.0).seconds == pytest.approx(graph.seconds)
+    assert with_host_factor(traced(graph), 1.0).seconds == pytest.approx(graph.seconds)
 
 
 def test_few_of_a_kind_are_left_alone():
@@ -123,7 +123,7 @@ def test_few_of_a_kind_are_left_alone():
     host = graph.select(kind="host")
     with graph.edit("cold") as edit:
         edit.set(host[:1], seconds=90e-6)
-    assert warmed(traced(edit.graph), 1.0).seconds[host[0]] == pytest.approx(90e-6)
+    assert with_host_factor(traced(edit.graph), 1.0).seconds[host[0]] == pytest.approx(90e-6)
 
 
 def test_the_interval_feels_the_host_where_the_host_decides():

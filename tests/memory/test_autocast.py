@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from foretell.graph.graph import BufferKind
-from foretell.memory.change import Autocast, half_precision, written_out
+from foretell.memory.change import Autocast, half_precision, written_attention
 from foretell.memory.tape import FACT, Op, Storage, Tape, decode, peak_bytes
 from foretell.trace import read
 
@@ -44,8 +44,8 @@ def test_autocast_of_a_shared_step(model):
 def test_attention_with_a_learned_bias_stays_wide():
     forward = [Op("bmm"), Op("add"), Op("_safe_softmax", node=7), Op("bmm")]
     back = [Op("_softmax_backward_data", 4, 7), Op("SafeSoftmaxBackward0", 4, 7, ends=True)]
-    assert written_out([*forward, *back, Op("sum", 4, 6)]).wide == {0, 3}
-    assert written_out([*forward, *back, Op("mul", 4, 6)]).gone == {2}
+    assert written_attention([*forward, *back, Op("sum", 4, 6)]).wide == {0, 3}
+    assert written_attention([*forward, *back, Op("mul", 4, 6)]).gone == {2}
 
 
 def follow(ops, storages):

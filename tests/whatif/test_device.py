@@ -10,7 +10,7 @@ from foretell.errors import InputError
 from foretell.graph import Builder
 from foretell.trace import read
 from foretell.whatif import DoesNotApply, Setting, parse
-from foretell.whatif.kernel_request import asked
+from foretell.whatif.kernel_request import requested_kernels
 from foretell.whatif.machine import device_of
 from tests.whatif.traced import Step, attention, convnet
 
@@ -87,15 +87,15 @@ def test_who_says_which_device():
 
 def test_convolutions_of_traces_that_tell_sizes_alone():
     dy, x, w = "8x64x28x28", "8x32x56x56", "64x32x3x3"
-    both = asked("convolution_backward", f"in={dy}+{x}+{w}")
+    both = requested_kernels("convolution_backward", f"in={dy}+{x}+{w}")
     assert [k.op for k in both] == ["conv_wgrad", "conv_dgrad"]
     assert "stride=2" in both[0].shape
-    (weights,) = asked("cudnn_convolution_backward_weight", f"in=-+{dy}+{x}")
+    (weights,) = requested_kernels("cudnn_convolution_backward_weight", f"in=-+{dy}+{x}")
     assert weights.op == "conv_wgrad"
     assert "k=64" in weights.shape
-    (image,) = asked("cudnn_convolution_backward_input", f"in=-+{dy}+{w}")
+    (image,) = requested_kernels("cudnn_convolution_backward_input", f"in=-+{dy}+{w}")
     assert (image.op, "c=32" in image.shape) == ("conv_dgrad", True)
-    assert asked("add", "") == ()
+    assert requested_kernels("add", "") == ()
 
 
 TRUTH = Path(__file__).resolve().parents[2].parent / "shared" / "truth"

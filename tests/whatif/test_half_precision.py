@@ -6,9 +6,9 @@ import pytest
 from foretell.cost.kernel import passes
 from foretell.graph.graph import Kind, Phase
 from foretell.whatif import Setting, parse
-from foretell.whatif.amp import attended
-from foretell.whatif.autocast import runs
-from foretell.whatif.table_lookup import powers, sort_of
+from foretell.whatif.amp import amp_attention
+from foretell.whatif.autocast import autocast_ops
+from foretell.whatif.table_lookup import kernel_group, powers
 from tests.whatif.traced import Step
 
 H200 = "NVIDIA H200"
@@ -59,14 +59,14 @@ def logits(widened: bool) -> Step:
 
 
 def test_a_cross_entropy_keeps_the_format_of_its_logits_and_casts_for_the_loss():
-    softmax, loss = (r for r in runs(logits(False).graph()) if r.op != "mm")
+    softmax, loss = (r for r in autocast_ops(logits(False).graph()) if r.op != "mm")
     assert softmax.is_half
     assert softmax.widened == ()
     assert loss.inputs == (4096 * 32000,)
 
 
 def test_logits_that_the_program_widens_are_cast_once_before_the_softmax():
-    softmax, loss = (r for r in runs(logits(True).graph()) if r.op != "mm")
+    softmax, loss = (r for r in autocast_ops(logits(True).graph()) if r.op != "mm")
     assert not softmax.is_half
     assert softmax.widened == (4096 * 32000,)
     assert loss.inputs == ()
@@ -114,7 +114,7 @@ def test_attention_with_a_learned_bias_stays_written_out_in_fp32(drops):
     assert not len(after.select(kind="kernel", op="attention"))
     for phase in ("forward", "backward"):
         assert seconds(after, "bmm", phase) == seconds(before, "bmm", phase)
-    wide = attended(before, NOTHING, "bf16").wide
+    wide = amp_attention(before, NOTHING, "bf16").wide
     assert set(before.select(kind="kernel", op="bmm").tolist()) <= set(wide.tolist())
 
 
@@ -123,7 +123,7 @@ def test_an_attention_is_looked_up_by_its_own_sizes(args, flags):
     said = "in=8x512x12x64+8x77x12x64+8x77x12x64,types=float+float+float"
     op = "_efficient_attention_forward"
     args = f",args={args}" if args else ""
-    sort = sort_of(op, f"{said}{args}", Phase.FORWARD, np.zeros(0, np.int64))
+    sort = kernel_group(op, f"{said}{args}", Phase.FORWARD, np.zeros(0, np.int64))
     answer = {"b": 8, "h": 12, "s": 512, "sk": 77, "d": 64, "mask": 0}
     assert sort.sizes == answer | dict(zip(("causal", "dropout"), flags, strict=True))
 
@@ -139,7 +139,7 @@ def test_cudnn_attention_needs_nothing_turned_round():
     s.op("mul", f"in={q}+{q},types=float+float")
     s.op("sum", f"in={q}+-,types=float+ScalarList")
     s.op("_efficient_attention_backward", f"in={q}+{q}+{q}+{q},types=float+float+float+float")
-    graph = attended(s.graph(), NOTHING, "bf16").graph
+    graph = amp_attention(s.graph(), NOTHING, "bf16").graph
     kernels = graph.kind == Kind.KERNEL
     left = [graph.names[int(k)] for k in graph.op[kernels & (graph.phase == Phase.BACKWARD)]]
     assert left == ["_efficient_attention_backward"]
@@ -163,7 +163,7 @@ def test_every_weight_of_a_recurrent_layer_is_cast():
     s = Step()
     weights = "2600x650|2600x650|2600|2600"
     s.op("_cudnn_rnn", f"in=35x64x650+{weights}+-,types=float+TensorList+Scalar")
-    (run,) = runs(s.graph())
+    (run,) = autocast_ops(s.graph())
     assert run.is_half
     assert run.weights == (2600 * 650, 2600 * 650, 2600, 2600)
 

@@ -6,8 +6,8 @@ import pytest
 from foretell.cost.kernel import passes
 from foretell.graph.graph import Dtype, Kind, Phase
 from foretell.whatif import DoesNotApply, Setting, parse
-from foretell.whatif.autocast import runs
-from foretell.whatif.table_lookup import sort_of
+from foretell.whatif.autocast import autocast_ops
+from foretell.whatif.table_lookup import kernel_group
 from tests.whatif.traced import Step, attention, convnet
 
 NOTHING = Setting()
@@ -41,8 +41,8 @@ def mlp():
 
 
 def test_autocast_casts_parameters_and_what_comes_in_fp32():
-    found = {r.op: r for r in runs(mlp())}
-    first, last = [r for r in runs(mlp()) if r.op == "addmm"]
+    found = {r.op: r for r in autocast_ops(mlp())}
+    first, last = [r for r in autocast_ops(mlp()) if r.op == "addmm"]
     assert first.weights == (768 * 3072, 3072)
     assert first.inputs == (4096 * 768,)  # the norm left fp32
     assert last.inputs == ()  # the activation kept half precision
@@ -56,7 +56,7 @@ def test_queries_keys_and_values_cast_the_same_input_each():
     s.op("native_layer_norm", "in=64x96+-+96+96+-,types=float+ScalarList+float+float+Scalar")
     for _ in range(3):
         linear(s, 64, 96, 96)
-    assert [r.inputs for r in runs(s.graph()) if r.op == "addmm"] == [(64 * 96,)] * 3
+    assert [r.inputs for r in autocast_ops(s.graph()) if r.op == "addmm"] == [(64 * 96,)] * 3
 
 
 def test_amp_shortens_products_and_adds_casts_on_both_sides():
@@ -179,7 +179,7 @@ def test_a_transposed_convolution_in_cudnns_order(spec):
     linear(s, 4096, 256, 256, bias=False)
     after = apply(spec, s.graph())
     assert np.isfinite(after.seconds).all()
-    sort = sort_of("convolution", TURNED, 2, np.zeros(1, np.int64))
+    sort = kernel_group("convolution", TURNED, 2, np.zeros(1, np.int64))
     assert sort.rows == (("conv2d", "dgrad"),)  # of a convolution from what it makes
     assert (sort.sizes["h"], sort.sizes["c"], sort.sizes["k"]) == (8, 256, 512)
     assert sort.sizes["stride"] == 2
@@ -192,7 +192,7 @@ def test_a_depthwise_convolution_is_none_that_is_transposed():
         "in=128x64x112x112+64x1x3x3+-+-+-+-+-,types=float+float+ScalarList+-+ScalarList+ScalarList"
         "+ScalarList,args=-+-+3x3+-+2x2+1x1+1x1"
     )
-    sort = sort_of("convolution", shape, 2, np.zeros(1, np.int64))
+    sort = kernel_group("convolution", shape, 2, np.zeros(1, np.int64))
     assert sort.rows == (("conv2d", "forward"),)
     assert (sort.sizes["groups"], sort.sizes["stride"]) == (64, 2)
 
@@ -201,7 +201,9 @@ def test_a_depthwise_convolution_is_none_that_is_transposed():
     ("dims", "sides"), [("64x1024x2048", (1, 2048)), ("64x1024", (1, 1)), ("8x64x4x7x5", (28, 5))]
 )
 def test_a_batch_norm_has_the_sides_of_what_it_is_given(dims, sides):
-    sort = sort_of("native_batch_norm", f"in={dims}+8,types=float+float", 2, np.zeros(1, np.int64))
+    sort = kernel_group(
+        "native_batch_norm", f"in={dims}+8,types=float+float", 2, np.zeros(1, np.int64)
+    )
     assert (sort.sizes["h"], sort.sizes["w"]) == sides
 
 
@@ -242,7 +244,7 @@ ARGS = ",types=float+TensorList,args=-+-+4+-+-+-+{mode}+768+0+3+True+0.+True+{bo
 @pytest.mark.parametrize("both", [False, True])
 def test_a_recurrent_layer_is_found_by_its_sizes(mode, row, both):
     shape = "in=32x200x1312+2304x1312|2304x768+-+99+6x32x768" + ARGS.format(mode=mode, both=both)
-    found = sort_of("_cudnn_rnn", shape, int(Phase.FORWARD), np.zeros(0, np.int64))
+    found = kernel_group("_cudnn_rnn", shape, int(Phase.FORWARD), np.zeros(0, np.int64))
     assert found.rows == ((row, "forward"),)
     assert found.sizes == {"s": 200, "b": 32, "n": 768, "layers": 6 if both else 3}
 
@@ -255,7 +257,7 @@ def test_a_recurrent_layer_is_found_by_its_sizes(mode, row, both):
 def test_a_stride_counts_what_it_leaves_out(image, filters, strides, stride):
     kinds = "float+float+-+ScalarList+ScalarList"
     shape = f"in={image}+{filters}+-+-+-,types={kinds},args=-+-+-+{strides}+1"
-    found = sort_of("convolution", shape, int(Phase.FORWARD), np.zeros(0, np.int64))
+    found = kernel_group("convolution", shape, int(Phase.FORWARD), np.zeros(0, np.int64))
     assert found.sizes["stride"] == pytest.approx(stride)
 
 

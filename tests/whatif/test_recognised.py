@@ -8,7 +8,7 @@ from foretell.cost.ratios import Way
 from foretell.graph.graph import Phase
 from foretell.trace.words import collective, is_collective
 from foretell.whatif import DoesNotApply, Setting, applied, parse
-from foretell.whatif.table_lookup import changed, sort_of
+from foretell.whatif.table_lookup import changed, kernel_group
 from tests.whatif.traced import Step, convnet
 
 
@@ -64,7 +64,7 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("row", sorted(CONVOLUTIONS))
 @pytest.mark.parametrize("dtype", ["tf32", "bf16"])
 def test_convolutions_of_one_and_three_dimensions(row, dtype):
-    sort = sort_of("convolution", CONVOLUTIONS[row], Phase.FORWARD, np.zeros(1, np.int64))
+    sort = kernel_group("convolution", CONVOLUTIONS[row], Phase.FORWARD, np.zeros(1, np.int64))
     assert sort.rows[0][0] == row
     before, after = (Way(d, "nchw") for d in ("fp32", dtype))
     factor, sigma = changed(sort, before, after, 1e-3)

@@ -7,7 +7,7 @@ from foretell.errors import InputError
 from foretell.simulate import simulate
 from foretell.whatif import Setting, parse
 from foretell.whatif.interference import TAKES
-from foretell.whatif.skew import late, slowest
+from foretell.whatif.skew import slowest, straggler_delay
 from tests.transformer import transformer
 from tests.whatif.ddp import bare
 
@@ -20,7 +20,7 @@ def test_the_expected_largest_of_so_many(ranks):
 
 def test_one_rank_is_never_late():
     assert slowest(1) == 0.0
-    assert late(bare(), 1, 0.1) == 0.0
+    assert straggler_delay(bare(), 1, 0.1) == 0.0
 
 
 def test_a_step_waits_for_the_slowest():
@@ -56,8 +56,10 @@ def test_ranks_that_are_there_show_their_own():
         edit.set(edit.select(kind="kernel"), seconds=1e-3)
     two = edit.graph
     busiest = two.seconds[two.select(kind="kernel", rank=0)].sum()
-    assert late(two, 2, 0.02) == 0.0
-    assert late(two, 8, 0.02) == pytest.approx(0.02 * (slowest(8) - slowest(2)) * busiest)
+    assert straggler_delay(two, 2, 0.02) == 0.0
+    assert straggler_delay(two, 8, 0.02) == pytest.approx(
+        0.02 * (slowest(8) - slowest(2)) * busiest
+    )
 
 
 @pytest.mark.parametrize("skew", ["-1", "2"])

@@ -34,7 +34,7 @@ from foretell.memory.tape import (
     Tape,
     parameter_bytes,
     states,
-    swapped,
+    substituted,
     with_workspace,
     without_update,
 )
@@ -49,20 +49,20 @@ AS_FIRST += ("index_add", "index_copy", "index_put", "scatter")
 ARITHMETIC = ("add", "sub", "mul")  # kernels that read two formats at a time
 
 
-class Written(NamedTuple):
+class WrittenAttention(NamedTuple):
     """Attention written out for lack of a kernel: ops that go in half precision or stay wide."""
 
     gone: set[int]
     wide: set[int]
 
 
-def written_out(ops: Sequence[Op]) -> Written:
+def written_attention(ops: Sequence[Op]) -> WrittenAttention:
     """Softmaxes that one kernel will hold, or their matmuls where the bias has a gradient.
 
     No kernel has that gradient, and PyTorch then runs all of it in fp32 (attention.cpp in
     aten/src/ATen/native/transformers). It is a sum right behind the gradient of the softmax.
     """
-    found = Written(set(), set())
+    found = WrittenAttention(set(), set())
     ends = {o.node: k for k, o in enumerate(ops) if o.ends and o.node != NONE}
     for k, op in enumerate(ops):
         if op.name != WRITTEN_OUT:
@@ -118,7 +118,7 @@ class Autocast(Rewrite):
         self.node_is_narrow: dict[int, bool] = {}
         self.widened: dict[int, int] = {}  # copies that the model asks for itself
         self.raised: set[int] = set()  # storages that are wide because autocast has made them so
-        self.written = written_out(tape.ops)
+        self.written = written_attention(tape.ops)
         self.back: list[Op] = []  # casts of gradients that wait for the end of their node
         self.cast_sizes: dict[int, set[float]] = {}  # numbers in cast inputs, by node
 
@@ -167,31 +167,31 @@ class Autocast(Rewrite):
         return new
 
     def forward(self, op: Op, at: int) -> None:
-        op = _with(op, self.widened)
+        op = _with_inputs(op, self.widened)
         if op.name == WIDENED:
             for k in op.reads:
-                item = self.asked(k, at)
+                item = self.requested_item(k, at)
                 if item is not None:
                     self.widened[k] = self.cast(k, op, item)
             return
         if at in self.written.gone:
             for k in (*op.reads, *op.makes):
                 self.storages[k] = replace(self.storages[k], count=0.0)
-        casts, is_narrow = self.decided(op, stays_wide=at in self.written.wide)
+        casts, is_narrow = self.decision(op, stays_wide=at in self.written.wide)
         if is_narrow:
-            self.shrink(op)
+            self.halve_outputs(op)
         elif (op.name in WIDE and casts) or self.raised.intersection(op.reads):
             self.raised.update(op.makes)
         data = [self.storages[k] for k in casts if is_narrow]
         sizes = {s.count for s in data if s.kind != BufferKind.PARAMETER}
-        self.ops.append(self.without_copies(_with(op, casts), sizes))
-        self.decide(self.ops[-1], is_narrow)
+        self.ops.append(self.without_copies(_with_inputs(op, casts), sizes))
+        self.record_decision(self.ops[-1], is_narrow)
         if op.node != NONE:
             self.node_is_narrow[op.node] = is_narrow
             self.cast_sizes[op.node] = sizes
             self.differentiable.update(op.makes)
 
-    def asked(self, k: int, at: int) -> int | None:
+    def requested_item(self, k: int, at: int) -> int | None:
         """The format that a program asks for there, as bytes a number; none where it has that.
 
         `x.float()` and `x.to(y.dtype)` are one call in a trace. Behind what autocast has raised, or
@@ -208,10 +208,10 @@ class Autocast(Rewrite):
     def beside(self, k: int, at: int) -> list[int]:
         """The other numbers that the next operator on a storage reads."""
         reader = next((o for o in self.before.ops[at + 1 : at + _NEXT] if k in o.reads), None)
-        reads = _with(reader, self.widened).reads if reader is not None else ()
+        reads = _with_inputs(reader, self.widened).reads if reader is not None else ()
         return [r for r in reads if r != k and self.storages[r].is_float]
 
-    def decide(self, op: Op, is_narrow: bool) -> None:
+    def record_decision(self, op: Op, is_narrow: bool) -> None:
         """Note how an op runs. What a sum of both formats gives back is cast for its narrow one."""
         read = [k for k in op.reads if self.storages[k].is_float and self.storages[k].count > 1]
         narrow = [k for k in read if k in self.narrow]
@@ -224,7 +224,7 @@ class Autocast(Rewrite):
         self.decisions.append(Decision(op, is_narrow, mixed, tuple(self.made), returned))
         self.made = []
 
-    def decided(self, op: Op, *, stays_wide: bool) -> tuple[dict[int, int], bool]:
+    def decision(self, op: Op, *, stays_wide: bool) -> tuple[dict[int, int], bool]:
         """Copies that an op reads instead of its inputs, and whether it makes narrow tensors."""
         if op.name in NARROW and not stays_wide:
             return {k: self.cast(k, op, HALF) for k in op.reads if self.is_wide(k)}, True
@@ -232,15 +232,15 @@ class Autocast(Rewrite):
             return {k: self.cast(k, op, 4) for k in op.reads if k in self.narrow}, False
         # A cross entropy asks its log-softmax for the format that it was given itself.
         widens = op.name in WIDENS and op.phase != Phase.LOSS
-        return {}, not widens and self.all_narrow(op)
+        return {}, not widens and self.reads_only_half(op)
 
-    def all_narrow(self, op: Op) -> bool:
+    def reads_only_half(self, op: Op) -> bool:
         """Whether all numbers that an op reads are narrow by now."""
         reads = op.reads[:1] if op.name.endswith("_") or op.name.startswith(AS_FIRST) else op.reads
         floats = [k for k in reads if self.storages[k].is_float and self.storages[k].count > 1]
         return bool(floats) and all(k in self.narrow for k in floats)
 
-    def shrink(self, op: Op) -> None:
+    def halve_outputs(self, op: Op) -> None:
         """Outputs of an op become half precision; statistics of norms and attention do not."""
         has_more = "norm" in op.name or "attention" in op.name
         makes = op.makes[:1] if has_more and op.phase in FORWARD else op.makes
@@ -252,10 +252,10 @@ class Autocast(Rewrite):
 
     def backward(self, op: Op) -> None:
         is_narrow = self.node_is_narrow.get(op.node, False) or (
-            op.node not in self.node_is_narrow and self.all_narrow(op)
+            op.node not in self.node_is_narrow and self.reads_only_half(op)
         )
         if is_narrow and op.makes:
-            op = self.without_copies(self.narrowed(op), self.cast_sizes.get(op.node, set()))
+            op = self.without_copies(self.half_gradients(op), self.cast_sizes.get(op.node, set()))
         self.ops.append(op)
         if op.ends:  # by then the node has let go of what it kept
             self.ops += self.back
@@ -270,19 +270,19 @@ class Autocast(Rewrite):
 
         return replace(op, makes=tuple(k for k in op.makes if not is_copy(k)))
 
-    def narrowed(self, op: Op) -> Op:
+    def half_gradients(self, op: Op) -> Op:
         """A backward op that makes narrow gradients; those of parameters are cast back."""
         own = [k for k in op.makes if self.is_gradient(k) and "norm" not in op.name]
         new = {k: self.new(k, item=HALF, kind=int(BufferKind.ACTIVATION)) for k in own}
         self.narrow.update(new.values())
-        self.shrink(replace(op, makes=tuple(k for k in op.makes if not self.is_gradient(k))))
+        self.halve_outputs(replace(op, makes=tuple(k for k in op.makes if not self.is_gradient(k))))
         self.back += [Op("_to_copy", op.phase, NONE, (half,), (k,)) for k, half in new.items()]
-        return replace(op, makes=swapped(op.makes, new))
+        return replace(op, makes=substituted(op.makes, new))
 
 
-def _with(op: Op, new: dict[int, int]) -> Op:
+def _with_inputs(op: Op, new: dict[int, int]) -> Op:
     """An op that reads and keeps some storages in the place of others."""
-    return replace(op, reads=swapped(op.reads, new), keeps=swapped(op.keeps, new))
+    return replace(op, reads=substituted(op.reads, new), keeps=substituted(op.keeps, new))
 
 
 def half_precision(tape: Tape) -> Tape:
@@ -302,10 +302,10 @@ def is_heavy(op: Op) -> bool:
 
 def fused(tape: Tape) -> Tape:
     """The tape with light ops fused and their kept tensors made again."""
-    return _unwritten(_as_read(_kept_less(tape)))
+    return _without_fused_outputs(_gradient_formats(_cheaper_saved(tape)))
 
 
-def _kept_less(tape: Tape) -> Tape:
+def _cheaper_saved(tape: Tape) -> Tape:
     """Saved tensors in the order of the forward pass, each in its cheapest form.
 
     What a heavy op reads is kept as it is, but for the weights of attention under autocast: they
@@ -332,7 +332,7 @@ def _is_narrow(tape: Tape) -> bool:
     return any(s.item == 2 and s.is_float for s in tape.storages)
 
 
-def _as_read(tape: Tape) -> Tape:
+def _gradient_formats(tape: Tape) -> Tape:
     """Outputs of light ops take the format that the heavy op of the backward pass reads."""
     light = {s for o in tape.ops if o.phase == Phase.BACKWARD and not is_heavy(o) for s in o.makes}
     storages = list(tape.storages)
@@ -360,7 +360,7 @@ def _cheapest(
     return sources if cost <= tape.storages[s].bytes else {s}
 
 
-def _unwritten(tape: Tape) -> Tape:
+def _without_fused_outputs(tape: Tape) -> Tape:
     """Tensors that only light ops make and read take no memory."""
     light_node = {o.node: True for o in tape.ops if o.ends}
     for o in tape.ops:
@@ -392,9 +392,9 @@ def checkpoint(tape: Tape) -> Tape:
         return tape
     names = [tape.ops[k].name for k in forward]
     if not _of_words(names) or BY_BLOCK not in tape.notes:
-        return _Again(tape, [[k for k, o in enumerate(tape.ops) if o.phase in FORWARD]]).run()
+        return _Recompute(tape, [[k for k, o in enumerate(tape.ops) if o.phase in FORWARD]]).run()
     spans = blocks(names)
-    return _Again(tape, [[forward[k] for k in range(a, b)] for a, b in spans]).run()
+    return _Recompute(tape, [[forward[k] for k in range(a, b)] for a, b in spans]).run()
 
 
 def _of_words(names: Sequence[str]) -> bool:
@@ -418,7 +418,7 @@ def blocks(names: Sequence[str]) -> list[tuple[int, int]]:
     return [(a, a + length) for a in range(start, start + covered, length)]
 
 
-class _Again(Rewrite):
+class _Recompute(Rewrite):
     """Goes along a tape, drops what blocks keep and runs them again when their backward begins."""
 
     def __init__(self, tape: Tape, spans: Sequence[Sequence[int]]) -> None:
@@ -445,8 +445,8 @@ class _Again(Rewrite):
         new = {s: self.new(s) for s in made if self.storages[s].kind not in LASTING}
         for o in ops:
             self.ops.append(Op(
-                o.name, int(Phase.BACKWARD), o.node, swapped(o.reads, new), swapped(o.makes, new),
-                swapped(o.keeps, new), o.workspace, False, o.where,
+                o.name, int(Phase.BACKWARD), o.node, substituted(o.reads, new),
+                substituted(o.makes, new), substituted(o.keeps, new), o.workspace, False, o.where,
             ))  # fmt: skip
 
 

@@ -135,7 +135,7 @@ class Tensors:
         if found is not None and found.beside != NONE and len(call.tensors()) == 1:
             found = self.sibling(key, found)
         is_data = call.name in _PARAMETERS and k not in _PARAMETERS[call.name]
-        return found or self.outside(key, is_data=is_data)
+        return found or self.external_tensor(key, is_data=is_data)
 
     def sibling(self, key: Key, other: Tensor) -> Tensor:
         """The unread part beside the one that was made into another: gates are made one by one."""
@@ -149,20 +149,20 @@ class Tensors:
         What is added to something else is rather kept (a residual) than thrown away or a scaled
         copy, which that was made to multiply with.
         """
-        near = _others(self.forward.get(key, ())[-_LOOK_BACK:], taken)
+        near = _excluding(self.forward.get(key, ())[-_LOOK_BACK:], taken)
         best = [t for t in near if not t.uses and not (is_sum and t.scaled)]
         near = [t for t in near if not t.is_renamed] or near
-        best = best or (self.carried(near) if is_sum else self.lasting(near)) or near
+        best = best or (self.residual_input(near) if is_sum else self.saved_earlier(near)) or near
         if best:
             return best[0]
         return taken[-1] if taken and self.sizes[taken[-1].storage] == key[0] else None
 
-    def carried(self, near: Sequence[Tensor]) -> list[Tensor]:
+    def residual_input(self, near: Sequence[Tensor]) -> list[Tensor]:
         """The first saved tensor since the last residual sum: a block's input."""
         kept = [t for t in near if t.storage in self.kept]
         return sorted((t for t in kept if t.storage >= self.summed), key=_number) or kept
 
-    def lasting(self, near: Sequence[Tensor]) -> list[Tensor]:
+    def saved_earlier(self, near: Sequence[Tensor]) -> list[Tensor]:
         """Earlier inputs that are held anyway; those of a sum are not."""
         return [t for t in near if t.storage in self.kept] if near and near[0].is_reduced else []
 
@@ -178,7 +178,7 @@ class Tensors:
             self.known[key[0]] = Tensor(self.storage(key, BufferKind.PARAMETER), needs=True)
         return self.known[key[0]]
 
-    def outside(self, key: Key, *, is_data: bool = False) -> Tensor:
+    def external_tensor(self, key: Key, *, is_data: bool = False) -> Tensor:
         """A tensor that no op made: a parameter, a buffer of the model or an input of the step.
 
         What the first of all operators has in the place of its data is no parameter.
@@ -188,7 +188,7 @@ class Tensors:
             return self.parameter(key)
         return self.made(key, storage=self.storage(key, BufferKind.INPUT))
 
-    def listed(self, call: Call, taken: Sequence[Tensor]) -> list[Tensor]:
+    def list_inputs(self, call: Call, taken: Sequence[Tensor]) -> list[Tensor]:
         """Inputs that come as a list of tensors; their format is that of what is there."""
         found: list[Tensor] = []
         if self.phase != Phase.BACKWARD and KEPT.get(call.name, _NOTHING).lists:
@@ -205,9 +205,9 @@ class Tensors:
 
     def gradient(self, key: Key, taken: Sequence[Tensor]) -> Tensor | None:
         """In a backward node: the last of the size that it was given or made."""
-        return next(iter(_others(self.inside.get(key, ()), taken)), None)
+        return next(iter(_excluding(self.inside.get(key, ()), taken)), None)
 
-    def waiting(self, key: Key, *besides: Tensor | None) -> Tensor | None:
+    def pending_gradient(self, key: Key, *besides: Tensor | None) -> Tensor | None:
         """The last gradient of the size that some node still has to read."""
         near = reversed(self.backward.get(key, ())[-_LOOK_BACK:])
         return next((t for t in near if t.tokens > 0 and t not in besides), None)
@@ -217,7 +217,7 @@ def _number(tensor: Tensor) -> int:
     return tensor.storage
 
 
-def _others(tensors: Sequence[Tensor], taken: Sequence[Tensor]) -> list[Tensor]:
+def _excluding(tensors: Sequence[Tensor], taken: Sequence[Tensor]) -> list[Tensor]:
     """The last first, without some."""
     return [t for t in reversed(tensors) if t not in taken]
 
@@ -254,7 +254,7 @@ class Flow(Tensors):
             self.view(call, call.ints(1))
         elif name in _PLAIN_VIEWS and not call.inner:
             self.view(call, None)
-        elif (name in RULES or name.rstrip("_") in KEPT) and not _nested(call):
+        elif (name in RULES or name.rstrip("_") in KEPT) and not _wraps_itself(call):
             self.run(call)
         elif call.inner and not name.endswith("_"):
             self.depth += 1
@@ -273,7 +273,7 @@ class Flow(Tensors):
         base.is_renamed |= self.depth == 0
         if call.name in _CASTS and call.code(1) == "float" and self.depth == 0:
             self.ops.append(Op(WIDENED, self.phase, NONE, (base.storage,)))
-        dims = key[0] if sizes is None else _solved(sizes, prod(key[0]))
+        dims = key[0] if sizes is None else _resolved_sizes(sizes, prod(key[0]))
         is_part = 0 < prod(dims) < prod(key[0])
         part_of = base.storage if is_part else base.part_of
         self.add((dims, key[1]), Tensor(base.storage, base.needs, part_of=part_of))
@@ -284,7 +284,7 @@ class Flow(Tensors):
         """An operator that reads and makes tensors itself."""
         places = self.places(call)
         taken = list(places.values())
-        taken += self.listed(call, taken)
+        taken += self.list_inputs(call, taken)
         node = self.nodes.get(call.sequence) if self.phase != Phase.BACKWARD else None
         if node is not None and not _same_node(call.name, node.name):
             node = None
@@ -361,7 +361,7 @@ class Flow(Tensors):
             joined = "float" if not items or max(items) >= 4 else "c10::BFloat16"
             return [(dims, dtype or joined) for dims, dtype in RULES[call.name](call)]
         node = self.nodes.get(call.sequence) if self.phase != Phase.BACKWARD else None
-        is_open = call.name not in KEPT or _is_unsaid(call)
+        is_open = call.name not in KEPT or _is_size_unrecorded(call)
         if node is not None and is_open and _same_node(call.name, node.name):
             known = [t for t in (c.tensor(0) for c in node.inner) if t and t[0]]
             if known:
@@ -413,28 +413,28 @@ class Flow(Tensors):
                 for _, tensor in entered:
                     tensor.tokens += 2 if _HANDS_ON.match(call.name) else 1
             for later in call.inner[1:]:
-                self.sum_up(later)
+                self.sum_gradients(later)
         self.node = NONE
 
     def enter(self, function: Call) -> list[tuple[Key, Tensor]]:
         """The gradients a node is given."""
         entered = []
         for key in function.tensors():
-            if key[0] and (tensor := self.waiting(key)) is not None:
+            if key[0] and (tensor := self.pending_gradient(key)) is not None:
                 tensor.tokens -= 1
                 tensor.uses += 1
                 entered.append((key, tensor))
                 self.inside.setdefault(key, []).append(tensor)
         return entered
 
-    def sum_up(self, call: Call) -> None:
+    def sum_gradients(self, call: Call) -> None:
         """Work of the engine after a node: sums over expanded dims, accumulated gradients."""
         key = call.tensor(0)
         if call.name not in ("add", "add_") or key is None or key != call.tensor(1):
             self.visit(call)
             return
         mine = self.gradient(key, [])
-        both = [t for t in (mine, self.waiting(key, mine)) if t is not None]
+        both = [t for t in (mine, self.pending_gradient(key, mine)) if t is not None]
         for t in both:
             t.tokens, t.uses = 0, t.uses + 1
         makes = (self.made(key).storage,) if call.name == "add" else ()
@@ -449,7 +449,7 @@ class Flow(Tensors):
         key = function.tensor(0)
         if key is None:
             return
-        tensor = self.waiting(key) if key[0] else None
+        tensor = self.pending_gradient(key) if key[0] else None
         copies = any(c.name in ("clone", "new_empty_strided", "copy_") for c in function.inner)
         if tensor is not None:
             tensor.tokens -= 1
@@ -462,7 +462,7 @@ class Flow(Tensors):
         self.ops.append(Op("AccumulateGrad", self.phase, NONE, reads, (new,)))
 
 
-def _solved(sizes: Sequence[int], total: int) -> Dims:
+def _resolved_sizes(sizes: Sequence[int], total: int) -> Dims:
     """Sizes with the one that is left open worked out."""
     known = 1
     for n in sizes:
@@ -470,7 +470,7 @@ def _solved(sizes: Sequence[int], total: int) -> Dims:
     return tuple(n if n >= 0 else total // max(known, 1) for n in sizes)
 
 
-def _nested(call: Call) -> bool:
+def _wraps_itself(call: Call) -> bool:
     """Whether an operator only prepares for another of its name, as autocast's casts do."""
     return any(c.name == call.name for c in call.inner)
 
@@ -488,7 +488,7 @@ def _copies(call: Call) -> list[Key]:
     return found[-1:] if call.name == RECURRENT_BACKWARD else found
 
 
-def _is_unsaid(call: Call) -> bool:
+def _is_size_unrecorded(call: Call) -> bool:
     """Whether the size of the result depends on an argument that traces do not record.
 
     The indices of `x[index]` are a list of optional tensors, whose sizes are not recorded.

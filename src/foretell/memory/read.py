@@ -37,9 +37,9 @@ def tape_of(calls: Sequence[Call], *, is_zeroed_first: bool = True) -> Tape | No
         if flow.phase != Phase.UPDATE:
             flow.visit(call)
     storages, ops = flow.storages, flow.ops
-    _unmet(flow, storages)
-    storages = _grown(flow, storages, ops, gradients)
-    storages, ops = _updated(calls, storages, ops, gradients)
+    _unused_parameters(flow, storages)
+    storages = _batch_dependent(flow, storages, ops, gradients)
+    storages, ops = _with_optimizer(calls, storages, ops, gradients)
     notes = (BY_BLOCK,) if any(map(_is_scaled, calls)) else ()
     return Tape(tuple(storages), tuple(ops), _libraries(calls), is_zeroed_first, notes)
 
@@ -61,14 +61,14 @@ def _gradients(calls: Sequence[Call]) -> list[Dims]:
     return found
 
 
-def _unmet(flow: Flow, storages: list[Storage]) -> None:
+def _unused_parameters(flow: Flow, storages: list[Storage]) -> None:
     """Parameters that no forward op was seen to read are there all the same."""
     for dims, left in flow.left.items():
         for _ in range(max(left, 0)):
             flow.storage((dims, "float"), BufferKind.PARAMETER)
 
 
-def _grown(
+def _batch_dependent(
     flow: Flow, storages: list[Storage], ops: Sequence[Op], gradients: Sequence[Dims]
 ) -> list[Storage]:
     """Storages with a mark on those whose size follows the batch.
@@ -76,7 +76,7 @@ def _grown(
     Those are what depends on the batch and, in the backward pass, all but what is as large as some
     parameter.
     """
-    follows = _followers(flow, storages, [o for o in ops if o.phase in FORWARD])
+    follows = _batch_storages(flow, storages, [o for o in ops if o.phase in FORWARD])
     like = {_plain(d) for d in gradients}
     back = {k for o in ops if o.phase == Phase.BACKWARD for k in o.makes}
     follows |= {k for k in back if _plain(flow.sizes[k]) not in like}
@@ -89,13 +89,13 @@ def _plain(dims: Dims) -> Dims:
     return tuple(sorted(n for n in dims if n > 1))
 
 
-def _followers(flow: Flow, storages: Sequence[Storage], forward: Sequence[Op]) -> set[int]:
+def _batch_storages(flow: Flow, storages: Sequence[Storage], forward: Sequence[Op]) -> set[int]:
     """Storages that depend on the batch.
 
     The batch is the leading size of the input on which most of what is made depends.
     """
     inputs = [k for k, s in enumerate(storages) if s.kind == BufferKind.INPUT and flow.sizes[k]]
-    below = {k: _below(k, forward) for k in inputs}
+    below = {k: _derived_from(k, forward) for k in inputs}
     if not inputs:
         return set()
     first = max(inputs, key=lambda k: sum(storages[s].bytes for s in below[k]))
@@ -104,7 +104,7 @@ def _followers(flow: Flow, storages: Sequence[Storage], forward: Sequence[Op]) -
     return set().union(*(below[k] for k in {first, *alike}))
 
 
-def _below(root: int, ops: Sequence[Op]) -> set[int]:
+def _derived_from(root: int, ops: Sequence[Op]) -> set[int]:
     """A storage and all that is made from it, or written to by an operator in place."""
     found = {root}
     for o in ops:
@@ -113,7 +113,7 @@ def _below(root: int, ops: Sequence[Op]) -> set[int]:
     return found
 
 
-def _updated(
+def _with_optimizer(
     calls: Sequence[Call], storages: list[Storage], ops: list[Op], gradients: Sequence[Dims]
 ) -> tuple[list[Storage], list[Op]]:
     """With the optimizer's state, and what its loop makes on the way."""

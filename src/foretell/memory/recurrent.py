@@ -20,7 +20,7 @@ _BYTE = "unsigned char"
 
 def recurrent(call: Call) -> list[Key]:
     """Output, last states, reserve; last the workspace, of which nothing keeps anything."""
-    asked, raw = _asked(call)
+    asked, raw = _allocations(call)
     if not asked:
         return []
     out, *states = asked
@@ -36,7 +36,7 @@ def recurrent_backward(call: Call) -> list[Key]:
     if x is None:
         return []
     states = [t for t in (call.tensor(4), call.tensor(5)) if t]
-    return [x, *states, *_weights(call), *_workspace(call, _asked(call)[1])]
+    return [x, *states, *_weights(call), *_workspace(call, _allocations(call)[1])]
 
 
 def _weights(call: Call) -> list[Key]:
@@ -67,7 +67,7 @@ def _workspace(call: Call, raw: list[int]) -> list[Key]:
 _EMPTY: Key = ((0,), "float")
 
 
-def _asked(call: Call) -> tuple[list[Key], list[int]]:
+def _allocations(call: Call) -> tuple[list[Key], list[int]]:
     """Tensors and bytes that a call asks for itself, in order."""
     tensors: list[Key] = []
     raw: list[int] = []

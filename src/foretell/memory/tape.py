@@ -223,7 +223,7 @@ class Rewrite:
         return self.before.changed(storages=tuple(self.storages), ops=tuple(self.ops))
 
 
-def swapped(numbers: Iterable[int], new: dict[int, int]) -> tuple[int, ...]:
+def substituted(numbers: Iterable[int], new: dict[int, int]) -> tuple[int, ...]:
     """Storages with some in the place of others, each once."""
     return tuple(dict.fromkeys(new.get(k, k) for k in numbers))
 
@@ -238,7 +238,7 @@ def _resized(op: Op, times: float) -> Op:
     """A workspace resized: the filter's part stays; small convolutions use no FFT."""
     if not op.where:
         return op
-    x, y, w, fixed, *work = sides(op)
+    x, y, w, fixed, *work = conv_numbers(op)
     work = [flop * times for flop in work]
     size = (op.workspace - fixed) * times + fixed if op.workspace else 0.0
     if work and times < 1 and work[0] < SPECTRAL:
@@ -247,7 +247,7 @@ def _resized(op: Op, times: float) -> Op:
     return replace(op, workspace=size, where=":".join(f"{n:.0f}" for n in numbers))
 
 
-def sides(op: Op) -> list[float]:
+def conv_numbers(op: Op) -> list[float]:
     """Numbers in input, output and filter of a convolution, bytes that are the filter's, flop."""
     return [float(n) for n in op.where.split(":")]
 
@@ -256,7 +256,7 @@ def with_workspace(tape: Tape, size: Callable[[Op, list[float]], float]) -> Tape
     """Convolutions with workspaces of another size, from numbers in input, output and filter."""
 
     def changed(op: Op) -> Op:
-        return replace(op, workspace=size(op, sides(op)[:3])) if op.where else op
+        return replace(op, workspace=size(op, conv_numbers(op)[:3])) if op.where else op
 
     return tape.changed(ops=tuple(map(changed, tape.ops)))
 
@@ -305,7 +305,7 @@ class Occupancy:
 
 def occupancy(tape: Tape) -> Occupancy:
     """When each storage comes and goes, and what is held meanwhile."""
-    born, dies = lives(tape)
+    born, dies = lifetimes(tape)
     size = np.array([s.bytes for s in tape.storages], float)
     steps = len(tape.ops)
     change = np.zeros(steps + 2)
@@ -320,7 +320,7 @@ def occupancy(tape: Tape) -> Occupancy:
     return Occupancy(tape, born, dies, held, float(held[at]), at)
 
 
-def lives(tape: Tape) -> tuple[Array, Array]:
+def lifetimes(tape: Tape) -> tuple[Array, Array]:
     """The first and the last op of each storage; those that nothing makes are there from the start.
 
     Gradients stay to the end of the step; where they are not set to zero before the forward pass,

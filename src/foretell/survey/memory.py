@@ -9,12 +9,12 @@ import numpy as np
 from foretell.graph.graph import NONE, Array, BufferKind, Graph, Phase, word_of
 from foretell.memory.tape import Occupancy
 from foretell.report.memory import HOLDERS, curve
-from foretell.whatif.memory_effect import held
+from foretell.whatif.memory_effect import occupancy_of
 
 
 def tape_curves(name: str, graph: Graph) -> list[dict[str, Any]]:
     """One curve where the trace has tensor sizes, none otherwise."""
-    found = held(graph)
+    found = occupancy_of(graph)
     if found is None or not len(found.held):
         return []
     return [

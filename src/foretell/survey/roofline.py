@@ -14,7 +14,7 @@ from foretell.cost.kernel import visible
 from foretell.graph.graph import NONE, Array, Dtype, Graph, Kind, Phase, word_of
 from foretell.operators import SIZES
 from foretell.whatif.calls import launch_of, operators
-from foretell.whatif.kernel_request import asked as requested
+from foretell.whatif.kernel_request import requested_kernels as requested
 
 BACKWARD_ATTENTION = 2.5  # matmuls of a fused backward over those of its forward
 MODEL = 3.0  # forward and backward of a layer over its forward; more than that is recomputed

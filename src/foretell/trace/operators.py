@@ -78,7 +78,7 @@ def held(d: RankStep) -> dict[str, str]:
 
 def calls(d: RankStep, labels: Labels) -> list[Call]:
     """All operators that lie in no other, in the order in which they began; kernels beside."""
-    n, e = d.nest, d.events
+    n, e = d.event_tree, d.events
     made: dict[int, Call] = {}
     roots: list[Call] = []
     places = np.flatnonzero(e.what[n.event] == What.OP)
@@ -95,7 +95,7 @@ def calls(d: RankStep, labels: Labels) -> list[Call]:
 
 def _is_zeroed_first(d: RankStep, found: list[Call]) -> bool:
     """Whether gradients are not set to zero between the forward and the backward pass."""
-    e, n = d.events, d.nest
+    e, n = d.events, d.event_tree
     known = [k for k, text in enumerate(e.texts) if text.startswith(_ZERO)]
     times = e.start[n.event[np.isin(e.name[n.event], known)]]
     forward = [c.start for c in found if c.phase == Phase.FORWARD]
@@ -113,7 +113,7 @@ def _call(e: Events, event: int, phase: int) -> Call:
 
 def _kernels(d: RankStep, made: dict[int, Call]) -> None:
     """Give every call the names of the kernels it launched itself."""
-    e, n = d.events, d.nest
+    e, n = d.events, d.event_tree
     known = d.device.host != NONE
     label = d.host.label[d.device.host[known]]
     for event, place in zip(d.device.work.event[known].tolist(), label.tolist(), strict=True):

@@ -42,7 +42,7 @@ def highest_before(values: Array, key: Array) -> Array:
     return found
 
 
-def rising(values: Array, key: Array, tick: float) -> Array:
+def strictly_increasing(values: Array, key: Array, tick: float) -> Array:
     """The values, raised where needed so that each run rises by a tick a row or more."""
     found = np.empty(len(values))
     for a, b in runs(key):

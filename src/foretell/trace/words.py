@@ -169,7 +169,7 @@ def by_name(texts: Sequence[str], name: Array, meaning: Callable[[str], int]) ->
 
 
 @lru_cache(4096)
-def does(call: str) -> CallEffect:
+def call_effect(call: str) -> CallEffect:
     """The effect of a runtime call."""
     return _DOES.get(_CALL.sub("", call).removesuffix("_v2"), CallEffect.NOTHING)
 

@@ -21,7 +21,7 @@ from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.bucket_copies import KERNEL, first_of_update, host_op, memory_rate
 from foretell.whatif.checkpoint import COPIED
 from foretell.whatif.gradients import Gradients, compute_lane, exchanged, gradients
-from foretell.whatif.memory_effect import still_there
+from foretell.whatif.memory_effect import with_lasting_gradients
 from foretell.whatif.parameters import PACK, backward_ends
 
 MORE = ("phase", "comm_bytes", "group", "priority")  # columns of a copy besides
@@ -62,7 +62,7 @@ class Accumulate(WhatIf):
         return edit.graph
 
     def hold(self, tape: Tape) -> Tape:
-        return still_there(tape)
+        return with_lasting_gradients(tape)
 
 
 def _among_backward(graph: Graph) -> Array:

@@ -30,7 +30,7 @@ from foretell.memory import change as memory
 from foretell.memory.change import Cast
 from foretell.memory.tape import FORWARD, Tape
 from foretell.whatif import autocast
-from foretell.whatif.autocast import Run, is_narrow
+from foretell.whatif.autocast import AutocastOp, is_narrow
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import call_seconds, host_of, issued_by, kernels_of, launch_of, ops_of
 from foretell.whatif.flash_attention import Chain, chains, in_one_kernel
@@ -40,10 +40,10 @@ from foretell.whatif.memory_effect import lists_memory, narrowed
 from foretell.whatif.parameters import CAST_WEIGHT, UNSCALE
 from foretell.whatif.table_lookup import (
     Change,
-    Sort,
+    KernelGroup,
     format_change,
+    kernel_groups,
     retimed,
-    sorts_of,
     without_helpers,
 )
 
@@ -54,27 +54,27 @@ AROUND = 6  # kernels on either side that may be attention's own
 _NONE = np.zeros(0, np.int64)
 
 
-class Attended(NamedTuple):
+class FusedAttention(NamedTuple):
     """A step with attention as half precision has it, and the kernels that stay in fp32."""
 
     graph: Graph
     wide: Array
 
 
-def attended(graph: Graph, setting: Setting, dtype: str) -> Attended:
+def amp_attention(graph: Graph, setting: Setting, dtype: str) -> FusedAttention:
     """Attention in half precision, everything else as it was."""
-    graph = _without_turning(graph)
+    graph = _without_transposes(graph)
     if graph.names.number(WRITTEN_OUT) < 0 or not len(graph.select(op=WRITTEN_OUT)):
-        return Attended(graph, _NONE)
+        return FusedAttention(graph, _NONE)
     found = [c for r in np.unique(graph.rank).tolist() for c in chains(graph, r)]
-    biased = _biased(graph, found)
+    biased = _with_learned_bias(graph, found)
     if biased:
-        return Attended(graph, np.concatenate([c.tasks for c in biased]))
-    whole = [_whole(graph, c) for c in found]
-    return Attended(in_one_kernel(graph, whole, device_of(graph, setting), dtype), _NONE)
+        return FusedAttention(graph, np.concatenate([c.tasks for c in biased]))
+    whole = [_with_preparation(graph, c) for c in found]
+    return FusedAttention(in_one_kernel(graph, whole, device_of(graph, setting), dtype), _NONE)
 
 
-def _biased(graph: Graph, found: list[Chain]) -> list[Chain]:
+def _with_learned_bias(graph: Graph, found: list[Chain]) -> list[Chain]:
     """Attentions whose scores have a bias with a gradient: a sum behind the softmax's gradient."""
     back = [c for c in found if c.backward]
     learned = [any(o == "sum" for o in ops_of(graph, c.tasks)) for c in back]
@@ -85,22 +85,24 @@ def _biased(graph: Graph, found: list[Chain]) -> list[Chain]:
     return [c for f, b, is_learned in pairs if is_learned for c in (f, b)]
 
 
-def _whole(graph: Graph, chain: Chain) -> Chain:
+def _with_preparation(graph: Graph, chain: Chain) -> Chain:
     """With what prepares its matmuls: scaled, repeated and turned queries, keys and values."""
     line = kernels_of(graph, int(graph.rank[chain.tasks[0]]))
     ops = ops_of(graph, line)
     least = chain.sizes["heads"] * min(chain.sizes["sq"], chain.sizes["sk"]) * chain.sizes["d"]
     if chain.backward:
         at = int(np.flatnonzero(line == chain.tasks[-1])[0])
-        more = _alike(graph, line, ops, range(at + 1, len(line)), least)
+        more = _preparing_kernels(graph, line, ops, range(at + 1, len(line)), least)
     else:
         at = int(np.flatnonzero(line == chain.tasks[0])[0])
-        more = _alike(graph, line, ops, range(at - 1, -1, -1), least)
+        more = _preparing_kernels(graph, line, ops, range(at - 1, -1, -1), least)
     tasks = np.concatenate([chain.tasks, np.array(more, np.int64)])
     return replace(chain, tasks=tasks)
 
 
-def _alike(graph: Graph, line: Array, ops: list[str], places: range, least: float) -> list[int]:
+def _preparing_kernels(
+    graph: Graph, line: Array, ops: list[str], places: range, least: float
+) -> list[int]:
     """Copies, scalings and sums of whole queries, keys or values, one after the other."""
     found: list[int] = []
     for k in places[:AROUND]:
@@ -114,9 +116,9 @@ def _alike(graph: Graph, line: Array, ops: list[str], places: range, least: floa
     return found
 
 
-def _without_turning(graph: Graph) -> Graph:
+def _without_transposes(graph: Graph) -> Graph:
     """Without what memory-efficient attention needs around it and cuDNN's does not."""
-    gone = [t for r in np.unique(graph.rank).tolist() for t in _turning(graph, r)]
+    gone = [t for r in np.unique(graph.rank).tolist() for t in _transpose_kernels(graph, r)]
     if not gone:
         return graph
     with graph.edit() as edit:
@@ -126,21 +128,23 @@ def _without_turning(graph: Graph) -> Graph:
     return edit.graph
 
 
-def _turning(graph: Graph, rank: int) -> list[int]:
+def _transpose_kernels(graph: Graph, rank: int) -> list[int]:
     line = kernels_of(graph, rank)
     ops = ops_of(graph, line)
     found: list[int] = []
     for at, op in enumerate(ops):
         if op in EFFICIENT:
             size = first_input(op, graph.text_of("shape", int(line[at])))[0]
-            found += _copies(graph, line, ops, range(at + 1, len(line)), size, ("copy_",))
+            found += _neighbouring_copies(
+                graph, line, ops, range(at + 1, len(line)), size, ("copy_",)
+            )
             if op == EFFICIENT[1]:
                 before = ("copy_", "mul", "sum", "fill_")
-                found += _copies(graph, line, ops, range(at - 1, -1, -1), size, before)
+                found += _neighbouring_copies(graph, line, ops, range(at - 1, -1, -1), size, before)
     return found
 
 
-def _copies(
+def _neighbouring_copies(
     graph: Graph, line: Array, ops: list[str], places: range, size: float, words: tuple[str, ...]
 ) -> list[int]:
     """Neighbours of some ops with as many numbers as the queries, or its small helpers."""
@@ -155,7 +159,7 @@ def _copies(
     return found
 
 
-def _known() -> dict[str, Any]:
+def _cast_costs() -> dict[str, Any]:
     """What casts and a gradient scaler cost: `[cast]` of the table of passes."""
     found: dict[str, Any] = passes()["cast"]
     return found
@@ -182,7 +186,7 @@ class Amp(WhatIf):
         if self.dtype not in ("bf16", "fp16"):
             raise InputError(f"`{self}` names `{self.dtype}`", hint="use dtype=bf16 or dtype=fp16")
         check_format(graph, setting, self.dtype)
-        found = autocast.runs(graph)
+        found = autocast.autocast_ops(graph)
         if not (graph.kind == Kind.KERNEL).any():
             raise DoesNotApply(
                 "the step has no GPU kernels", hint="profile it on a GPU, or capture its script"
@@ -195,8 +199,8 @@ class Amp(WhatIf):
             )
         if np.isin(graph.dtype[[r.task for r in found if r.is_half]], _HALF).mean() > 0.5:
             raise DoesNotApply("the step runs in half precision already")
-        graph, wide = attended(graph, setting, self.dtype)
-        found = autocast.runs(graph, wide)
+        graph, wide = amp_attention(graph, setting, self.dtype)
+        found = autocast.autocast_ops(graph, wide)
         wide = np.union1d(wide, autocast.inside_unlisted(graph))
         factors = _factors(graph, found, wide, setting, self.dtype)
         narrow = [change.sort.kernels for change in factors if change.dtype == self.dtype]
@@ -220,12 +224,12 @@ _HALF = (Dtype.BF16, Dtype.FP16)
 
 
 def _factors(
-    graph: Graph, found: list[Run], wide: Array, setting: Setting, dtype: str
+    graph: Graph, found: list[AutocastOp], wide: Array, setting: Setting, dtype: str
 ) -> list[Change]:
     """Every sort of kernel that changes, how many times as long it takes, and its new format."""
     rule = _Rule(found)
     answer = []
-    for sort in sorts_of(graph):
+    for sort in kernel_groups(graph):
         if sort.phase == Phase.UPDATE or np.isin(sort.kernels, wide).mean() > 0.5:
             continue
         if rule.is_mixed(sort):
@@ -244,7 +248,7 @@ def _factors(
 class _Rule:
     """Which sorts of kernels run in half precision, of the forward pass and behind it."""
 
-    def __init__(self, found: list[Run]) -> None:
+    def __init__(self, found: list[AutocastOp]) -> None:
         self.by_name: dict[tuple[str, float], list[bool]] = {}
         self.by_size: dict[float, list[bool]] = {}
         self.mixed: dict[tuple[str, float], list[bool]] = {}
@@ -255,11 +259,11 @@ class _Rule:
             if run.op not in autocast.WIDE and not is_narrow(run.op):
                 self.by_size.setdefault(run.elements, []).append(run.is_half)
 
-    def is_mixed(self, sort: Sort) -> bool:
+    def is_mixed(self, sort: KernelGroup) -> bool:
         known = self.mixed.get((sort.op, sort.elements), [])
         return sort.phase in FORWARD and bool(known) and float(np.mean(known)) > 0.5
 
-    def is_half(self, sort: Sort) -> bool:
+    def is_half(self, sort: KernelGroup) -> bool:
         if is_narrow(sort.op):
             return True
         plain = sort.op.removesuffix("_data").removesuffix("_backward").rstrip("_")
@@ -273,28 +277,28 @@ class _Rule:
         return float(np.mean(known)) > 0.5
 
 
-def _cast(edit: Edit, graph: Graph, found: list[Run]) -> None:
+def _cast(edit: Edit, graph: Graph, found: list[AutocastOp]) -> None:
     """A cast before each operator that needs one, and one of its gradient in the backward pass."""
     call = call_seconds(graph)
     forward = [(run.task, c) for run in found for c in run.casts]
-    _insert_casts(edit, graph, forward, _known()["host"] * call, "forward")
+    _insert_casts(edit, graph, forward, _cast_costs()["host"] * call, "forward")
     back = _mirrored(graph, found)
     if len(back):
         own = [(i, c.turned()) for i, run in enumerate(found) for c in run.casts if c.has_gradient]
         own += [(i, Cast(n, True)) for i, run in enumerate(found) for n in run.returned]
         order = {i: k for k, i in enumerate(sorted({i for i, _ in own}))}
         behind = [(int(back[order[i] * len(back) // len(order)]), c) for i, c in sorted(own)]
-        _insert_casts(edit, graph, behind, _known()["host_back"] * call, "backward")
+        _insert_casts(edit, graph, behind, _cast_costs()["host_back"] * call, "backward")
 
 
 def _seconds(sizes: Array, to_half: Array) -> Array:
-    both = zip(_known()["to_half"], _known()["to_fp32"], strict=True)
+    both = zip(_cast_costs()["to_half"], _cast_costs()["to_fp32"], strict=True)
     start, rate = (np.where(to_half, *pair) for pair in both)
     found: Array = start + CAST_BYTES * sizes / rate
     return found
 
 
-def _mirrored(graph: Graph, found: list[Run]) -> Array:
+def _mirrored(graph: Graph, found: list[AutocastOp]) -> Array:
     """The kernels of matmuls in the backward pass, last first."""
     ops = {r.op for r in found if r.is_half and r.casts}
     names = ops | {f"{o}_backward" for o in ops} | {"mm"}
@@ -329,7 +333,7 @@ def _insert_casts(
     edit.wait(kernels, calls, kind="launch")
 
 
-def _hold_casts(edit: Edit, graph: Graph, found: list[Run]) -> None:
+def _hold_casts(edit: Edit, graph: Graph, found: list[AutocastOp]) -> None:
     """Half copies of parameters, which matmuls keep until the backward of their layer.
 
     What an operator in fp32 reads is copied too, and that copy goes with it.
@@ -360,12 +364,12 @@ def _scale(edit: Edit, graph: Graph) -> None:
     call = edit.insert(
         issued_before=np.array([first]), kind="host", op=UNSCALE, phase="update",
         lane=graph.lane[first], rank=graph.rank[first],
-        seconds=_known()["scaler"] * call_seconds(graph),
+        seconds=_cast_costs()["scaler"] * call_seconds(graph),
     )  # fmt: skip
     check = edit.insert(
         issued_before=np.array([kernel]), kind="kernel", op=UNSCALE, phase="update",
         lane=graph.lane[kernel], rank=graph.rank[kernel],
-        seconds=2e-5 + moved / _known()["checked"],
+        seconds=2e-5 + moved / _cast_costs()["checked"],
     )  # fmt: skip
     edit.wait(check, call, kind="launch")
     edit.wait(np.array([first]), check, kind="sync")

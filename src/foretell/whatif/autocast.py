@@ -43,7 +43,7 @@ KEEPS = frozenset(
 
 
 @dataclass(frozen=True)
-class Run:
+class AutocastOp:
     """How one operator of the forward pass runs under autocast."""
 
     task: int  # its first kernel
@@ -69,7 +69,7 @@ class Run:
 
 
 @dataclass
-class _Followed:
+class _Formats:
     """Which tensors are half by now, by their number of elements."""
 
     wide: frozenset[int] = frozenset()  # tasks that run in fp32, whatever they are
@@ -77,19 +77,19 @@ class _Followed:
     kept: dict[float, bool] = field(default_factory=dict)
     product: tuple[float, float] = (0.0, 0.0)  # input and weight of the last product
     filters: float = 0.0  # of the convolution just before
-    gave: bool = False  # whether that input was half
+    input_was_half: bool = False  # whether that input was half
 
 
-def runs(graph: Graph, wide: Array | None = None) -> list[Run]:
+def autocast_ops(graph: Graph, wide: Array | None = None) -> list[AutocastOp]:
     """Every operator of the forward pass and the loss, in order, and how it runs.
 
     `wide` are kernels of operators that run in fp32 whatever they are.
     """
     within = frozenset(inside_unlisted(graph).tolist())
-    state = _Followed(within if wide is None else within.union(wide.tolist()))
+    state = _Formats(within if wide is None else within.union(wide.tolist()))
     found = []
-    firsts = _firsts(graph)
-    asked = _asked(graph, firsts)
+    firsts = _first_kernels(graph)
+    asked = _explicit_casts(graph, firsts)
     columns = (graph.op[firsts], graph.shape[firsts], graph.phase[firsts])
     for task, *codes, phase in zip(firsts.tolist(), *(c.tolist() for c in columns), strict=True):
         op, shape = (graph.names[code] for code in codes)
@@ -97,11 +97,11 @@ def runs(graph: Graph, wide: Array | None = None) -> list[Run]:
             continue
         widened = tuple(n for n in asked.pop(task, ()) if state.last.get(n, False))
         state.last |= dict.fromkeys(widened, False)
-        run = _run(state, task, op, read(op, shape), phase)
+        run = _op(state, task, op, read(op, shape), phase)
         found.append(replace(run, widened=widened) if widened else run)
     tape = tape_of(graph)
     if tape is not None and found:
-        found = _as_recorded(found, tape, state.wide)
+        found = _with_recorded_formats(found, tape, state.wide)
     return [replace(r, recorded=(), returned=()) if r.task in within else r for r in found]
 
 
@@ -116,14 +116,16 @@ def inside_unlisted(graph: Graph) -> Array:
     return found
 
 
-def _as_recorded(found: list[Run], tape: Tape, wide: frozenset[int]) -> list[Run]:
+def _with_recorded_formats(
+    found: list[AutocastOp], tape: Tape, wide: frozenset[int]
+) -> list[AutocastOp]:
     """Runs with the formats and casts that the recorded operators of a trace have under autocast.
 
     Those say which tensor is which and what has a gradient, but not which kernels are theirs: both
     lists have one order, so the longest runs of equal names belong together.
     """
     decisions = _decisions(tape)
-    own = _aligned(tuple(r.op for r in found), tuple(d.op.name for d in decisions))
+    own = _matched_ops(tuple(r.op for r in found), tuple(d.op.name for d in decisions))
     said: dict[int, list[Decision]] = {}
     last = 0
     for k, decision in enumerate(decisions):
@@ -131,7 +133,7 @@ def _as_recorded(found: list[Run], tape: Tape, wide: frozenset[int]) -> list[Run
         said.setdefault(last, []).append(decision)
     whose = {at: decisions[k] for k, at in own.items()}
     return [
-        _recorded(run, said.get(at, []), None if run.task in wide else whose.get(at))
+        _with_decisions(run, said.get(at, []), None if run.task in wide else whose.get(at))
         for at, run in enumerate(found)
     ]
 
@@ -145,13 +147,13 @@ def _decisions(tape: Tape) -> tuple[Decision, ...]:
 
 
 @lru_cache(8)  # changes tried on a step one after the other leave most of its operators alone
-def _aligned(runs: tuple[str, ...], decisions: tuple[str, ...]) -> dict[int, int]:
+def _matched_ops(autocast_ops: tuple[str, ...], decisions: tuple[str, ...]) -> dict[int, int]:
     """The run of each decision that has one: the longest stretches of equal names first."""
-    blocks = SequenceMatcher(None, runs, decisions, autojunk=False).get_matching_blocks()
+    blocks = SequenceMatcher(None, autocast_ops, decisions, autojunk=False).get_matching_blocks()
     return {first + k: at + k for at, first, count in blocks for k in range(count)}
 
 
-def _recorded(run: Run, said: list[Decision], own: Decision | None) -> Run:
+def _with_decisions(run: AutocastOp, said: list[Decision], own: Decision | None) -> AutocastOp:
     """A run with the casts of some decisions, and the format of its own where it has one."""
     return replace(
         run, is_half=own.is_narrow if own else run.is_half,
@@ -161,7 +163,7 @@ def _recorded(run: Run, said: list[Decision], own: Decision | None) -> Run:
     )  # fmt: skip
 
 
-def _asked(graph: Graph, firsts: Array) -> dict[int, list[float]]:
+def _explicit_casts(graph: Graph, firsts: Array) -> dict[int, list[float]]:
     """Behind the last product: elements of what is cast to fp32 before each kernel is launched."""
     products = [k for k in firsts.tolist() if is_narrow(graph.names[int(graph.op[k])])]
     host = graph.select(kind="host", op="to")
@@ -178,7 +180,7 @@ def _asked(graph: Graph, firsts: Array) -> dict[int, list[float]]:
     return found
 
 
-def _firsts(graph: Graph) -> Array:
+def _first_kernels(graph: Graph) -> Array:
     """The first kernel of each operator of the forward pass, in order."""
     mine = np.flatnonzero((graph.kind == Kind.KERNEL) & np.isin(graph.phase, FORWARD))
     mine = mine[np.argsort(graph.order[mine], kind="stable")]
@@ -198,23 +200,23 @@ def is_narrow(op: str) -> bool:
     return op in PRODUCTS or "convolution" in op or op in PLACES or op.startswith("_cudnn_rnn")
 
 
-def _run(state: _Followed, task: int, op: str, call: Call, phase: int) -> Run:
+def _op(state: _Formats, task: int, op: str, call: Call, phase: int) -> AutocastOp:
     sizes = [float(call.size(i)) for i in call.tensors() if _is_float(call, i)]
     largest = max(sizes, default=0.0)
     if task in state.wide:
-        return _kept_wide(state, task, op, call, sizes)
+        return _fp32_op(state, task, op, call, sizes)
     if is_narrow(op):
-        return _narrow(state, task, op, call, largest)
+        return _half_op(state, task, op, call, largest)
     if op in WIDE and not (op == "_log_softmax" and phase == Phase.LOSS):
-        return _wide(state, task, op, call, largest)
+        return _listed_fp32_op(state, task, op, call, largest)
     if any(call.lists):
-        return _joined(state, task, op, call)
+        return _list_op(state, task, op, call)
     bias = op == "add_" and 0 < state.filters == min(sizes, default=0.0)
-    is_half = _as_given(state, op, sizes, largest)
+    is_half = _inputs_are_half(state, op, sizes, largest)
     mixed = not is_half and _is_mixed(state, op, sizes, largest)
     filters = state.filters
-    _made(state, op, _pooled(call, op, largest), is_half)
-    return Run(task, op, largest, is_half, (filters,) if bias else (), is_mixed=mixed)
+    _record_output(state, op, _pooled(call, op, largest), is_half)
+    return AutocastOp(task, op, largest, is_half, (filters,) if bias else (), is_mixed=mixed)
 
 
 def _pooled(call: Call, op: str, elements: float) -> float:
@@ -228,59 +230,59 @@ def _pooled(call: Call, op: str, elements: float) -> float:
     return elements / math.prod(window or (1,))
 
 
-def _joined(state: _Followed, task: int, op: str, call: Call) -> Run:
+def _list_op(state: _Formats, task: int, op: str, call: Call) -> AutocastOp:
     """An operator on a list of tensors: half where all of them are."""
     parts = [float(math.prod(dims)) for each in call.lists for dims in each]
     is_half = all(state.last.get(n, False) for n in parts)
-    _made(state, op, sum(parts), is_half)
-    return Run(task, op, elements_of(call), is_half)
+    _record_output(state, op, sum(parts), is_half)
+    return AutocastOp(task, op, elements_of(call), is_half)
 
 
-def _kept_wide(state: _Followed, task: int, op: str, call: Call, sizes: list[float]) -> Run:
+def _fp32_op(state: _Formats, task: int, op: str, call: Call, sizes: list[float]) -> AutocastOp:
     """An operator inside one that widens what it is given and narrows what it made."""
     largest = max(sizes, default=0.0)
     if op not in PRODUCTS:
-        _made(state, op, largest, False)
-        return Run(task, op, largest, False)
+        _record_output(state, op, largest, False)
+        return AutocastOp(task, op, largest, False)
     first = PRODUCTS[op]
     given = [float(call.size(i)) for i in (first, first + 1)]
     cast = tuple(n for n in given if state.last.get(n, False))
     out = _product_out(call, op, first)
     if out < max(given):  # values by their weights: what goes on is half again
-        _made(state, op, out, True)
-        return Run(task, op, largest, False, inputs=(*cast, out))
-    _made(state, op, out, False)
-    return Run(task, op, largest, False, inputs=cast)
+        _record_output(state, op, out, True)
+        return AutocastOp(task, op, largest, False, inputs=(*cast, out))
+    _record_output(state, op, out, False)
+    return AutocastOp(task, op, largest, False, inputs=cast)
 
 
 def _is_float(call: Call, i: int) -> bool:
     return i < len(call.types) and call.types[i] in ("float", "c10::Half", "c10::BFloat16")
 
 
-def _narrow(state: _Followed, task: int, op: str, call: Call, largest: float) -> Run:
+def _half_op(state: _Formats, task: int, op: str, call: Call, largest: float) -> AutocastOp:
     first = PRODUCTS.get(op, 0)
     data, weight = float(call.size(first)), float(call.size(first + 1))
     if op in ("bmm", "baddbmm") or op in PLACES:
         given = [s for s in (data, weight) if not state.last.get(s, False)]
         out = _product_out(call, op, first)
-        _made(state, op, out, True)
-        return Run(task, op, largest, True, inputs=tuple(given), makes=out)
+        _record_output(state, op, out, True)
+        return AutocastOp(task, op, largest, True, inputs=tuple(given), makes=out)
     if op.startswith("_cudnn_rnn"):  # all parameters of the stack come as one list
         weights = tuple(float(math.prod(dims)) for each in call.lists for dims in each)
         cast = () if state.last.get(data, False) else (data,)
-        _made(state, op, data, True)
-        return Run(task, op, largest, True, weights, cast)
+        _record_output(state, op, data, True)
+        return AutocastOp(task, op, largest, True, weights, cast)
     bias = (float(call.size(0)),) if op == "addmm" else ()
     if "convolution" in op and len(call.dims) > 2 and call.dims[2] and len(call.dims[2]) == 1:
         bias = (float(call.size(2)),)
     again = state.product == (data, weight)  # queries, keys and values read the same input
-    was_half = state.gave if again else state.last.get(data, False)
-    state.product, state.gave = (data, weight), was_half
+    was_half = state.input_was_half if again else state.last.get(data, False)
+    state.product, state.input_was_half = (data, weight), was_half
     out = _product_out(call, op, first)
-    _made(state, op, out, True)
+    _record_output(state, op, out, True)
     state.filters = float(call.dims[1][0]) if "convolution" in op else 0.0
     cast = () if was_half else (data,)
-    return Run(task, op, largest, True, (weight, *bias), cast, makes=out)
+    return AutocastOp(task, op, largest, True, (weight, *bias), cast, makes=out)
 
 
 def _product_out(call: Call, op: str, first: int) -> float:
@@ -295,16 +297,16 @@ def _product_out(call: Call, op: str, first: int) -> float:
     return float(call.size(0))
 
 
-def _wide(state: _Followed, task: int, op: str, call: Call, largest: float) -> Run:
+def _listed_fp32_op(state: _Formats, task: int, op: str, call: Call, largest: float) -> AutocastOp:
     is_table = op in LOOKS_UP
     data = float(call.size(0))
     given = () if is_table or not state.last.get(data, False) else (data,)
     out = max((float(call.size(i)) for i in call.tensors()[1:]), default=data) if is_table else data
-    _made(state, op, out, False)
-    return Run(task, op, largest, False, inputs=given)
+    _record_output(state, op, out, False)
+    return AutocastOp(task, op, largest, False, inputs=given)
 
 
-def _as_given(state: _Followed, op: str, sizes: list[float], largest: float) -> bool:
+def _inputs_are_half(state: _Formats, op: str, sizes: list[float], largest: float) -> bool:
     """Half where all it reads is half; a parameter or a constant tensor is not."""
     if not sizes:
         return False
@@ -318,7 +320,7 @@ def _as_given(state: _Followed, op: str, sizes: list[float], largest: float) -> 
     return state.last.get(largest, False) and all(state.last.get(s, False) for s in others)
 
 
-def _is_mixed(state: _Followed, op: str, sizes: list[float], largest: float) -> bool:
+def _is_mixed(state: _Formats, op: str, sizes: list[float], largest: float) -> bool:
     """Whether two tensors of one size come in both formats."""
     if sizes.count(largest) < 2 or op.endswith("_"):
         return False
@@ -326,7 +328,7 @@ def _is_mixed(state: _Followed, op: str, sizes: list[float], largest: float) -> 
     return last != kept and op.startswith(("add", "sub", "mul"))
 
 
-def _made(state: _Followed, op: str, elements: float, is_half: bool) -> None:
+def _record_output(state: _Formats, op: str, elements: float, is_half: bool) -> None:
     if not is_narrow(op):
         state.product = (0.0, 0.0)
     state.filters = 0.0

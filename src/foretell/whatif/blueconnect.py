@@ -19,7 +19,7 @@ from foretell.errors import InputError
 from foretell.graph.graph import Array, Graph, group_text
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.collective_cost import Wires, wires
-from foretell.whatif.exchange import existing, group_of
+from foretell.whatif.exchange import exchanging_ranks, group_of
 from foretell.whatif.stages import Stage, take_apart
 
 
@@ -37,7 +37,7 @@ class BlueConnect(WhatIf):
     inside: int = 0  # ranks of a node; 0: as the cluster has them
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
-        old = existing(graph, op="all_reduce")
+        old = exchanging_ranks(graph, op="all_reduce")
         group = group_of(graph, old)
         links = wires(graph, setting, len(group))
         inside = self.inside or _inside(links, group)

@@ -13,7 +13,7 @@ from foretell.graph.graph import Graph
 from foretell.whatif.base import Setting, WhatIf
 from foretell.whatif.bucket_copies import memory_rate
 from foretell.whatif.collective_cost import wires
-from foretell.whatif.exchange import MIB, check_whole, existing, group_of, swap
+from foretell.whatif.exchange import MIB, check_whole, exchanging_ranks, group_of, swap
 from foretell.whatif.gradients import gradients
 
 
@@ -34,7 +34,7 @@ class BucketSize(WhatIf):
         if not 0 < self.mb < float("inf"):
             raise InputError(f"`{self}` has buckets of {self.mb} MiB", hint="use more than 0")
         check_whole(graph)
-        old = existing(graph, op="all_reduce")
+        old = exchanging_ranks(graph, op="all_reduce")
         group, found = group_of(graph, old), gradients(graph)
         links, rate = wires(graph, setting, len(group)), memory_rate(graph, setting)
         overlap = bool(graph.facts.get("overlap", True))

@@ -18,8 +18,8 @@ from foretell.whatif.table_lookup import (
     Change,
     format_change,
     image_layout,
+    kernel_groups,
     retimed,
-    sorts_of,
 )
 
 
@@ -52,7 +52,7 @@ class ChannelsLast(WhatIf):
 def turned(graph: Graph, setting: Setting) -> list[Change]:
     """What turning the images makes of every sort of kernel that works on them."""
     changes = []
-    for sort in sorts_of(graph):
+    for sort in kernel_groups(graph):
         if sort.rows[0][0] not in LAID_OUT:
             continue
         dtype = word_of(Dtype, int(graph.dtype[sort.kernels[0]]))

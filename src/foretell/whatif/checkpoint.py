@@ -46,8 +46,8 @@ class Checkpoint(WhatIf):
         with graph.edit(str(self)) as edit:
             for rank in ranks.tolist():
                 mine = graph.rank == rank
-                forward = _issued(graph, is_forward & mine)
-                again = _again(edit, graph, forward, is_backward & mine)
+                forward = _host_order(graph, is_forward & mine)
+                again = _recompute(edit, graph, forward, is_backward & mine)
                 on_host = graph.kind[forward] == Kind.HOST
                 _spread(edit, forward[on_host], PACK * saved)
                 _spread(edit, again[on_host], PACK_AGAIN * saved)
@@ -58,7 +58,7 @@ class Checkpoint(WhatIf):
         return change.checkpoint(tape)
 
 
-def _issued(graph: Graph, mask: Array) -> Array:
+def _host_order(graph: Graph, mask: Array) -> Array:
     """Tasks in the order they are issued."""
     tasks = np.flatnonzero(mask)
     found: Array = tasks[np.argsort(graph.order[tasks], kind="stable")]
@@ -78,9 +78,9 @@ def _spread(edit: Edit, tasks: Array, seconds: float) -> None:
         edit.set(tasks, seconds=edit.column("seconds")[tasks] + seconds / len(tasks))
 
 
-def _again(edit: Edit, graph: Graph, forward: Array, backward: Array) -> Array:
+def _recompute(edit: Edit, graph: Graph, forward: Array, backward: Array) -> Array:
     """Copies of the forward tasks, issued just before the first of the backward."""
-    first = int(_issued(graph, backward)[0])
+    first = int(_host_order(graph, backward)[0])
     columns: dict[str, Any] = {c: graph.column(c)[forward] for c in COPIED if c in graph.columns}
     on_host = np.isin(graph.kind[forward], (Kind.HOST, Kind.SYNC))
     columns["lane"] = np.where(on_host, graph.lane[first], graph.lane[forward])

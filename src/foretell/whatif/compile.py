@@ -29,10 +29,16 @@ from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import USUAL, call_seconds, launch_of, operators
 from foretell.whatif.channels_last import turned
 from foretell.whatif.cuda_graph import masked
-from foretell.whatif.table_lookup import CONVOLVES, elements_of, image_layout, retimed, sorts_of
+from foretell.whatif.table_lookup import (
+    CONVOLVES,
+    elements_of,
+    image_layout,
+    kernel_groups,
+    retimed,
+)
 
 
-def _known(name: str) -> float:
+def _constant(name: str) -> float:
     """A constant of compiled steps: `[compiled]` of the table of passes."""
     return float(passes()["compiled"][name])
 
@@ -51,7 +57,7 @@ class Compile(WhatIf):
     name = "compile"
     assumes = (
         "the whole model is captured without graph breaks; the optimizer stays as it is",
-        f"a run of fused kernels takes its longest and {_known('share'):.0%} of the others",
+        f"a run of fused kernels takes its longest and {_constant('share'):.0%} of the others",
     )
     source = "PyTorch 2 (Ansel et al., ASPLOS 2024)"
     code = "model = torch.compile(model)"
@@ -64,10 +70,10 @@ class Compile(WhatIf):
         host = np.flatnonzero(mine & (graph.kind == Kind.HOST))
         if not len(device) or not len(host):
             raise DoesNotApply("the step has no forward pass that a host launches on a device")
-        graph = masked(_turned(graph, setting), setting, is_compiled=True)
+        graph = masked(_channels_last(graph, setting), setting, is_compiled=True)
         with graph.edit(str(self)) as edit:
             left = _fused(edit, graph, device)
-            _called(edit, graph, host[~_loops(graph)[host]], left)
+            _host_calls(edit, graph, host[~_loops(graph)[host]], left)
         return edit.graph
 
     def hold(self, tape: Tape) -> Tape:
@@ -82,9 +88,9 @@ def _loops(graph: Graph) -> Array:
     return found
 
 
-def _turned(graph: Graph, setting: Setting) -> Graph:
+def _channels_last(graph: Graph, setting: Setting) -> Graph:
     """Convolutions with channels last, as Inductor lays them out."""
-    sorts = [s for s in sorts_of(graph) if s.rows[0][0] in CONVOLVES]
+    sorts = [s for s in kernel_groups(graph) if s.rows[0][0] in CONVOLVES]
     plain = sum(len(s.kernels) for s in sorts if s.sizes.get("groups", 1) == 1)
     if image_layout(graph) == "nhwc" or plain <= len(sorts) / 2:
         return graph
@@ -112,8 +118,8 @@ def _fused(edit: Edit, graph: Graph, device: Array) -> Array:
     keeps[best[np.unique(run[best], return_index=True)[1]]] = True
     left = order[keeps]
     others = (total - longest)[run[keeps]]
-    fused = longest[run[keeps]] + _known("share") * others
-    spread = _known("spread") * others / np.where(fused > 0, fused, 1.0)  # of the share, in ln
+    fused = longest[run[keeps]] + _constant("share") * others
+    spread = _constant("spread") * others / np.where(fused > 0, fused, 1.0)  # of the share, in ln
     edit.set(left, seconds=fused, sigma=portable.hypot(graph.sigma[left], spread))
     edit.remove(order[~keeps])
     return left
@@ -134,7 +140,7 @@ def _streamed(graph: Graph, kernels: Array) -> Array:
         op, shape = graph.names[int(graph.op[task])], graph.text_of("shape", task)
         if op in INDEXED and is_call(shape):
             moved = _BOTH * 4.0 * elements_of(read(op, shape))
-            seconds[k] = min(seconds[k], moved / _known("rate"))
+            seconds[k] = min(seconds[k], moved / _constant("rate"))
     return seconds
 
 
@@ -143,7 +149,7 @@ def _is_kept(op: str) -> bool:
     return is_narrow(op) or is_narrow(plain) or op.startswith(KEPT)
 
 
-def _called(edit: Edit, graph: Graph, host: Array, left: Array) -> None:
+def _host_calls(edit: Edit, graph: Graph, host: Array, left: Array) -> None:
     """The host's calls: one a kernel, and what each pass costs before it."""
     if not len(host):
         return
@@ -153,18 +159,21 @@ def _called(edit: Edit, graph: Graph, host: Array, left: Array) -> None:
     gone = np.setdiff1d(host, seams)
     edit.set(seams, seconds=0.0, gap=0.0)
     first = _is_first(graph, launches)
-    edit.set(launches, seconds=np.where(first, _known("launch") * call, _spent(graph, launches)))
+    edit.set(
+        launches,
+        seconds=np.where(first, _constant("launch") * call, _group_seconds(graph, launches)),
+    )
     for phases in ((Phase.FORWARD, Phase.LOSS), (Phase.BACKWARD,)):
         mine = launches[np.isin(graph.phase[launches], phases)]
         if len(mine):
             first = mine[np.argmin(graph.order[mine])]
-            edit.set(np.array([first]), seconds=(_known("launch") + _known("start")) * call)
+            edit.set(np.array([first]), seconds=(_constant("launch") + _constant("start")) * call)
     last = host[np.argmax(graph.order[host])]
-    edit.set(np.array([last]), seconds=_handed_back(graph) * call)
+    edit.set(np.array([last]), seconds=_returned_gradients(graph) * call)
     edit.remove(gone)
 
 
-def _spent(graph: Graph, tasks: Array) -> Array:
+def _group_seconds(graph: Graph, tasks: Array) -> Array:
     found: Array = graph.seconds[tasks] + graph.gap[tasks]
     return found
 
@@ -184,14 +193,14 @@ def _call(graph: Graph) -> float:
     eager = call_seconds(graph)
     # What an eager call takes goes by the model's own Python; compiled steps do not follow it,
     # unless it is so far from the usual that the host is another.
-    return min(max(USUAL, eager / _known("slow")), eager / _known("fast"))
+    return min(max(USUAL, eager / _constant("slow")), eager / _constant("fast"))
 
 
-def _handed_back(graph: Graph) -> float:
+def _returned_gradients(graph: Graph) -> float:
     """Calls' worth of what the host does with each gradient and each running statistic."""
     parameters = len(graph.select(kind="host", op="AccumulateGrad"))
     norms = len(graph.select(kind="kernel", op="*batch_norm_backward"))
-    return _known("parameter") * parameters + _known("statistic") * norms
+    return _constant("parameter") * parameters + _constant("statistic") * norms
 
 
 def _seams(graph: Graph, host: Array) -> Array:

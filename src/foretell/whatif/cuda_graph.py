@@ -35,9 +35,9 @@ from foretell.graph.graph import Array, Dtype, Graph, Kind, LaneKind, word_of
 from foretell.trace.words import GRAPH_LAUNCHES
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import kernels_of
-from foretell.whatif.kernel_request import asked
+from foretell.whatif.kernel_request import requested_kernels
 from foretell.whatif.machine import device_of
-from foretell.whatif.table_lookup import PLACES, changed, sort_of
+from foretell.whatif.table_lookup import PLACES, changed, kernel_group
 
 WORDS = "embedding"  # how operators on a table of words begin
 
@@ -92,8 +92,8 @@ def _words(graph: Graph, line: Array) -> set[int]:
     tables = [k for k in np.unique(graph.op[line]) if graph.names[int(k)].startswith(WORDS)]
     mine = line[np.isin(graph.op[line], tables)]
     calls = {(int(graph.op[k]), int(graph.shape[k])) for k in mine}
-    asked = [read(graph.names[op], graph.names[shape]) for op, shape in calls]
-    return {call.size(1) for call in asked if len(call.dims) > 1 and call.dims[1]}
+    requested_kernels = [read(graph.names[op], graph.names[shape]) for op, shape in calls]
+    return {call.size(1) for call in requested_kernels if len(call.dims) > 1 and call.dims[1]}
 
 
 def _is_bare(graph: Graph, task: int, words: set[int]) -> bool:
@@ -110,7 +110,7 @@ def _is_bare(graph: Graph, task: int, words: set[int]) -> bool:
 
 def _with_mask(graph: Graph, task: int, device: Device) -> tuple[float, float]:
     """How many times as long an attention takes with a mask, and the least it then takes."""
-    part = asked(graph.text_of("op", task), graph.text_of("shape", task))[0]
+    part = requested_kernels(graph.text_of("op", task), graph.text_of("shape", task))[0]
     dtype, sizes = word_of(Dtype, graph.dtype[task]), dict(parse(part.shape))
     if not sizes.get("causal"):
         return 1.0, _written_seconds(sizes, 2 if dtype in ("fp16", "bf16") else 4, device)
@@ -123,9 +123,9 @@ def _compiled(graph: Graph, task: int) -> tuple[float, float]:
     """The same of a compiled attention: by the kernel that takes a mask; a flag stays one."""
     op, shape = graph.text_of("op", task), graph.text_of("shape", task)
     is_half = word_of(Dtype, graph.dtype[task]) in ("fp16", "bf16")
-    if not is_half or dict(parse(asked(op, shape)[0].shape)).get("causal"):
+    if not is_half or dict(parse(requested_kernels(op, shape)[0].shape)).get("causal"):
         return 1.0, 0.0
-    sort = sort_of(op, shape, int(graph.phase[task]), np.array([task]))
+    sort = kernel_group(op, shape, int(graph.phase[task]), np.array([task]))
     change = changed(sort, Way("bf16", "cudnn"), Way("bf16", "efficient"))
     return max(change[0] if change else 1.0, 1.0), 0.0
 

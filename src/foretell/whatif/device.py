@@ -21,7 +21,7 @@ from foretell.cost import kernel as kernels
 from foretell.cost.aten import Kernel
 from foretell.graph.graph import Array, Dtype, Graph, Source, word_of
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
-from foretell.whatif.kernel_request import asked
+from foretell.whatif.kernel_request import requested_kernels
 from foretell.whatif.machine import copies, device_named, device_of
 
 _UNSURE = 0.25  # spread of a ratio that is one of bandwidths alone
@@ -98,7 +98,7 @@ def _ratios(graph: Graph, tasks: Array, here: Device, there: Device) -> Array:
 def _price(graph: Graph, i: int, device: Device) -> float:
     """The price of all kernels of the operator that task i belongs to; zero where unknown."""
     dtype = _format(graph, i)
-    parts = asked(graph.text_of("op", i), graph.text_of("shape", i))
+    parts = requested_kernels(graph.text_of("op", i), graph.text_of("shape", i))
     if parts:
         return sum(_one(device, part, dtype) for part in parts)
     flops, moved = float(graph.flops[i]), float(graph.bytes[i])

@@ -23,7 +23,7 @@ from foretell.whatif.gradients import Gradients, exchanged
 from foretell.whatif.interference import share_devices
 from foretell.whatif.parameters import PACK, UNPACK
 from foretell.whatif.remove import launches_of
-from foretell.whatif.skew import late, since_exchange
+from foretell.whatif.skew import share_since_last_message, straggler_delay
 
 FIRST = float(1 << 20)  # bytes that close the first bucket: kDefaultFirstBucketBytes, reducer.hpp
 
@@ -52,7 +52,7 @@ def group_of(graph: Graph, collectives: Ids) -> tuple[int, ...]:
     return max(sizes, key=len, default=())
 
 
-def existing(graph: Graph, *, op: str = "") -> Ids:
+def exchanging_ranks(graph: Graph, *, op: str = "") -> Ids:
     """The gradient collectives of a graph, or a reason why there are none to change."""
     found = exchanged(graph)
     if op:
@@ -214,7 +214,9 @@ def swap(
     sent = send(edit, ready, found[0], bucket, group, wires, op=op, overlap=overlap)
     if skew:
         begin = sending(bucket, overlap)
-        _wait_for_slowest(edit, found, ready, begin, sent, late(edit.before, len(group), skew))
+        _wait_for_slowest(
+            edit, found, ready, begin, sent, straggler_delay(edit.before, len(group), skew)
+        )
     inserted = np.arange(before, edit.size)
     kernels = inserted[edit.column("kind")[inserted] == Kind.KERNEL]
     share_devices(edit, [side.rank for side in found], sent, kernels)
@@ -231,5 +233,5 @@ def _wait_for_slowest(
 ) -> None:
     """Let each message wait for the slowest rank, which is `behind` with the last gradient."""
     for side, at in zip(found, ready, strict=True):
-        share = since_exchange(edit.before, side)[begin]
+        share = share_since_last_message(edit.before, side)[begin]
         edit.wait(sent, at.kernels[begin], lag=behind * share, kind="event")

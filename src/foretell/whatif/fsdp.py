@@ -29,7 +29,7 @@ from foretell.whatif.exchange import MIB, check_alike, comm_lane, swap
 from foretell.whatif.gradients import Gradients, compute_lane, gradients
 from foretell.whatif.memory_effect import sharded_tape, with_buckets
 from foretell.whatif.sharding import sharded
-from foretell.whatif.skew import SKEW, late
+from foretell.whatif.skew import SKEW, straggler_delay
 
 SHARDED = {
     1: (BufferKind.OPTIMIZER,),
@@ -68,7 +68,7 @@ class Fsdp(WhatIf):
         rate = memory_rate(graph, setting)
         with graph.edit(str(self)) as edit:
             if self.zero == 3:
-                cap, behind = self.unit_mb * MIB, late(graph, self.ranks, self.skew)
+                cap, behind = self.unit_mb * MIB, straggler_delay(graph, self.ranks, self.skew)
                 sharded(edit, found, cap, self.prefetch, group, links, rate, behind)
             else:
                 swap(

@@ -22,7 +22,7 @@ _GRADIENTS = {
 
 
 @lru_cache(1 << 14)
-def asked(op: str, shape: str) -> tuple[Kernel, ...]:
+def requested_kernels(op: str, shape: str) -> tuple[Kernel, ...]:
     """The kernels of one call of an operator; none where its shape is unknown."""
     if not is_call(shape):
         known = bool(shape) and class_of(op) != "bare"
@@ -38,7 +38,7 @@ def asked(op: str, shape: str) -> tuple[Kernel, ...]:
 
 def sizes_of(op: str, shape: str) -> dict[str, float]:
     """Sizes of a product, empty where it is none."""
-    parts = asked(op, shape)
+    parts = requested_kernels(op, shape)
     return dict(parse_shape(parts[0].shape)) if parts and parts[0].op == "gemm" else {}
 
 

@@ -34,10 +34,10 @@ _MEASURED = "peak_bytes"  # a fact: the peak of the step as it was, without the 
 def tape_of(graph: Graph) -> Tape | None:
     """What the step holds after all that was done to it; none where its trace did not tell."""
     text = graph.facts.get(FACT)
-    return _changed(text, _made(graph)) if isinstance(text, str) else None
+    return _changed_tape(text, _applied_whatifs(graph)) if isinstance(text, str) else None
 
 
-def _made(graph: Graph) -> tuple[str, ...]:
+def _applied_whatifs(graph: Graph) -> tuple[str, ...]:
     """The what-ifs among what was done to a graph."""
     from foretell.whatif import WHATIFS
 
@@ -45,22 +45,22 @@ def _made(graph: Graph) -> tuple[str, ...]:
 
 
 @lru_cache(8)  # changes made together share what they begin with
-def _changed(text: str, made: tuple[str, ...]) -> Tape:
+def _changed_tape(text: str, made: tuple[str, ...]) -> Tape:
     """A tape as text after what-ifs, the last of them on top of the others."""
     from foretell.whatif import parse
 
-    return parse(made[-1]).hold(_changed(text, made[:-1])) if made else decode(text)
+    return parse(made[-1]).hold(_changed_tape(text, made[:-1])) if made else decode(text)
 
 
-def held(graph: Graph) -> Occupancy | None:
+def occupancy_of(graph: Graph) -> Occupancy | None:
     """The memory of a step, op by op."""
     text = graph.facts.get(FACT)
-    return _occupied(text, _made(graph)) if isinstance(text, str) else None
+    return _occupied(text, _applied_whatifs(graph)) if isinstance(text, str) else None
 
 
 @lru_cache(4)
 def _occupied(text: str, made: tuple[str, ...]) -> Occupancy:
-    return occupancy(_changed(text, made))
+    return occupancy(_changed_tape(text, made))
 
 
 def peak_bytes(graph: Graph, real: float | None = None) -> float | None:
@@ -69,7 +69,7 @@ def peak_bytes(graph: Graph, real: float | None = None) -> float | None:
     `real` is the peak that was measured of the step as it was: what it holds besides its own
     tensors (workspaces of libraries, other models) is then held by the changed step too.
     """
-    now = held(graph)
+    now = occupancy_of(graph)
     if now is None:
         return None
     known = graph.facts.get(_MEASURED) if real is None else real
@@ -108,7 +108,7 @@ def without_state(tape: Tape) -> Tape:
     return sharded_tape(tape, (BufferKind.OPTIMIZER,), 1 << 40, 0.0)
 
 
-def still_there(tape: Tape) -> Tape:
+def with_lasting_gradients(tape: Tape) -> Tape:
     """Gradients of earlier passes kept while later ones run."""
     return tape.changed(is_zeroed_first=False)
 
@@ -121,7 +121,7 @@ def released(tape: Tape, share: Mapping[int, float], *, whole: bool = True) -> T
         lost = [k for k in op.keeps if k in share]
         if lost:
             wanted.setdefault(op.node, set()).update(lost)
-            op = _less(op, lost, share, storages, packed)
+            op = _compressed(op, lost, share, storages, packed)
         elif whole and op.phase == Phase.BACKWARD and op.node in wanted:
             back = sum(tape.storages[k].bytes for k in wanted[op.node])
             op = replace(op, workspace=op.workspace + back)
@@ -129,7 +129,7 @@ def released(tape: Tape, share: Mapping[int, float], *, whole: bool = True) -> T
     return tape.changed(storages=tuple(storages), ops=tuple(ops))
 
 
-def _less(
+def _compressed(
     op: Op,
     lost: list[int],
     share: Mapping[int, float],

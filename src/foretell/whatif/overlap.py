@@ -10,7 +10,7 @@ from foretell.graph.graph import Graph, Ids, Kind, Phase
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.bucket_copies import memory_rate
 from foretell.whatif.collective_cost import wires
-from foretell.whatif.exchange import MIB, check_whole, existing, group_of, swap
+from foretell.whatif.exchange import MIB, check_whole, exchanging_ranks, group_of, swap
 from foretell.whatif.gradients import gradients
 
 
@@ -28,7 +28,7 @@ class Overlap(WhatIf):
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         check_whole(graph)
-        old = existing(graph)
+        old = exchanging_ranks(graph)
         last = [_last_backward(graph, rank) for rank in _ranks(graph)]
         is_late = bool((graph.order[old] > graph.order[last].max()).all())
         if self.on == (not is_late):

@@ -21,7 +21,7 @@ from foretell.whatif.exchange import check_alike
 from foretell.whatif.gradients import gradients
 from foretell.whatif.memory_effect import without_state
 from foretell.whatif.parameter_server import Pieces, group_named, serve, server_count
-from foretell.whatif.skew import SKEW, late
+from foretell.whatif.skew import SKEW, straggler_delay
 
 MOST = 200_000  # slices: more than any model of a trace makes, and few enough to simulate
 
@@ -52,7 +52,7 @@ class P3(WhatIf):
         pieces = slices(found[0].bytes, self.slice_k * 4e3, servers)
         with graph.edit(str(self)) as edit:
             links = wires(graph, setting, len(group))
-            serve(edit, found, pieces, group, links, late(graph, len(group), self.skew))
+            serve(edit, found, pieces, group, links, straggler_delay(graph, len(group), self.skew))
         return edit.graph
 
     def hold(self, tape: Tape) -> Tape:

@@ -29,7 +29,7 @@ from foretell.whatif.exchange import check_alike, group_of, take_out
 from foretell.whatif.gradients import Gradients, compute_lane, exchanged, gradients
 from foretell.whatif.memory_effect import without_state
 from foretell.whatif.parameters import UNPACK, backward_ends
-from foretell.whatif.skew import SKEW, late
+from foretell.whatif.skew import SKEW, straggler_delay
 
 BIG = 4e6  # bytes of a tensor that is cut over all servers: MXNET_KVSTORE_BIGARRAY_BOUND, 10⁶ fp32
 SAMPLE = np.array([float(1 << 20), float(1 << 26)])  # bytes of two messages that tell a link's rate
@@ -68,7 +68,7 @@ class ParameterServer(WhatIf):
         pieces = whole_tensors(found[0].bytes, servers)
         with graph.edit(str(self)) as edit:
             links = wires(graph, setting, len(group))
-            serve(edit, found, pieces, group, links, late(graph, len(group), self.skew))
+            serve(edit, found, pieces, group, links, straggler_delay(graph, len(group), self.skew))
         return edit.graph
 
     def hold(self, tape: Tape) -> Tape:

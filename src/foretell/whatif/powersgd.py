@@ -29,7 +29,7 @@ from foretell.whatif.base import Setting, WhatIf
 from foretell.whatif.bucket_copies import KERNEL, memory_rate
 from foretell.whatif.calls import call_seconds
 from foretell.whatif.collective_cost import Wires, wires
-from foretell.whatif.exchange import existing, group_of
+from foretell.whatif.exchange import exchanging_ranks, group_of
 from foretell.whatif.memory_effect import with_gradients
 from foretell.whatif.parameters import numbers as numbers_in
 from foretell.whatif.stages import Stage, take_apart
@@ -69,7 +69,7 @@ class PowerSgd(WhatIf):
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         if self.rank < 1:
             raise InputError(f"`{self}` has rank {self.rank}", hint="use 1, 2, 4 …")
-        old = existing(graph, op="all_reduce")
+        old = exchanging_ranks(graph, op="all_reduce")
         group = group_of(graph, old)
         links, rate = wires(graph, setting, len(group)), memory_rate(graph, setting)
         size = graph.comm_bytes[old]

@@ -21,7 +21,7 @@ from foretell.whatif.gradients import Gradients, compute_lane
 SKEW = 0.02
 
 
-def late(graph: Graph, ranks: int, skew: float) -> float:
+def straggler_delay(graph: Graph, ranks: int, skew: float) -> float:
     """Seconds that the slowest of so many ranks is expected behind those of the graph."""
     here = len(np.unique(graph.rank[np.flatnonzero(graph.lane != NONE)]))
     return skew * max(0.0, slowest(ranks) - slowest(here)) * _busiest(graph)
@@ -32,7 +32,7 @@ def slowest(ranks: int) -> float:
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
-def since_exchange(graph: Graph, found: Gradients) -> Array:
+def share_since_last_message(graph: Graph, found: Gradients) -> Array:
     """The share of a step that passes from one exchange until each gradient is ready."""
     mine = np.flatnonzero(graph.lane == compute_lane(graph, found.rank))
     mine = mine[np.argsort(graph.order[mine], kind="stable")]

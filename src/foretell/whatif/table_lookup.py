@@ -46,7 +46,7 @@ BY_ROW = frozenset({"layer_norm", "softmax"})
 
 
 @dataclass(frozen=True)
-class Sort:
+class KernelGroup:
     """Kernels of one operator and one shape: a row of the tables, and who they are."""
 
     op: str  # as PyTorch calls it
@@ -63,7 +63,7 @@ class Sort:
         return self.rows[0][0] in ("linear", "bmm", "conv2d", "conv3d", "convt2d", "lstm", "gru")
 
 
-def sorts_of(graph: Graph) -> list[Sort]:
+def kernel_groups(graph: Graph) -> list[KernelGroup]:
     """The device work of a step by operator, shape and phase."""
     tasks = np.flatnonzero(graph.kind == Kind.KERNEL)
     if not len(tasks):
@@ -78,7 +78,7 @@ def sorts_of(graph: Graph) -> list[Sort]:
     layers = _layers(names)
     call = _calls(graph, tasks)
     return [
-        replace(sort_of(op, shape, phase, kernels, layers), calls=_count(call[kernels]))
+        replace(kernel_group(op, shape, phase, kernels, layers), calls=_count(call[kernels]))
         for (op, shape, phase), kernels in zip(names, members, strict=True)
     ]
 
@@ -106,13 +106,13 @@ def _layers(names: list[tuple[str, str, int]]) -> frozenset[tuple[float, float, 
     )
 
 
-def sort_of(
+def kernel_group(
     op: str,
     shape: str,
     phase: int,
     kernels: Array,
     layers: frozenset[tuple[float, float, float]] = frozenset(),
-) -> Sort:
+) -> KernelGroup:
     """One operator as rows of the tables."""
     call = read(op, shape) if is_call(shape) else None
     elements = elements_of(call) if call else 1
@@ -121,7 +121,7 @@ def sort_of(
     if call:
         with suppress(IndexError, ValueError):  # another version of the operator
             rows, sizes = _row(op, call, phase, layers, float(elements))
-    return Sort(op, rows, sizes, float(elements), kernels, phase)
+    return KernelGroup(op, rows, sizes, float(elements), kernels, phase)
 
 
 def elements_of(call: Call) -> float:
@@ -261,7 +261,9 @@ def _sizes(op: str, call: Call, n: float) -> dict[str, float]:
     return {"n": n}
 
 
-def changed(sort: Sort, before: Way, after: Way, each: float = 0.0) -> tuple[float, float] | None:
+def changed(
+    sort: KernelGroup, before: Way, after: Way, each: float = 0.0
+) -> tuple[float, float] | None:
     """How many times as long a sort takes another way, and the spread of its logarithm.
 
     Several rows count by the time they take; None where the tables know none of them both ways.
@@ -317,7 +319,7 @@ WHOLE = LAID_OUT | BY_ROW | RECURRENT | {"linear", "bmm", "attention"}  # no pas
 class Change(NamedTuple):
     """What becomes of a sort of kernels: how many times as long, how sure, in which format."""
 
-    sort: Sort
+    sort: KernelGroup
     factor: float
     sigma: float
     dtype: str
@@ -328,7 +330,7 @@ def _measured(dtype: str) -> str:
 
 
 def format_change(
-    graph: Graph, setting: Setting, sort: Sort, before: str, after: str, layout: str = ""
+    graph: Graph, setting: Setting, sort: KernelGroup, before: str, after: str, layout: str = ""
 ) -> tuple[float, float] | None:
     """What the tables say of a sort in another format or another image layout.
 
@@ -350,7 +352,7 @@ def format_change(
     return found[0] * gain / _stays(graph, sort), found[1]
 
 
-def _is_plain(graph: Graph, sort: Sort) -> bool:
+def _is_plain(graph: Graph, sort: KernelGroup) -> bool:
     """Whether PyTorch's own kernels of one filter a channel over volumes do a convolution.
 
     They know no tensor cores and take as long in any format: 0.93 to 1.04 times (H200).
@@ -360,7 +362,7 @@ def _is_plain(graph: Graph, sort: Sort) -> bool:
 
 
 def _place(
-    graph: Graph, setting: Setting, sort: Sort, before: str, after: str
+    graph: Graph, setting: Setting, sort: KernelGroup, before: str, after: str
 ) -> tuple[bool, float]:
     """Whether a step runs on the device of the tables; what its matmuls gain less or more."""
     try:
@@ -373,7 +375,7 @@ def _place(
     return False, gains[0] / gains[1]
 
 
-def _walked(graph: Graph, sort: Sort, factor: float, sigma: float) -> tuple[float, float]:
+def _walked(graph: Graph, sort: KernelGroup, factor: float, sigma: float) -> tuple[float, float]:
     """A plain pass, as its kernels go over memory."""
     seconds = graph.seconds[sort.kernels]
     each = portable.power(factor, powers(graph, sort.kernels))
@@ -381,7 +383,7 @@ def _walked(graph: Graph, sort: Sort, factor: float, sigma: float) -> tuple[floa
     return (float((seconds * each).sum()) / total if total > 0 else factor), sigma
 
 
-def way(dtype: str, layout: str, sort: Sort) -> Way:
+def way(dtype: str, layout: str, sort: KernelGroup) -> Way:
     """A format and layout as the rows of a sort call them."""
     row = sort.rows[0][0]
     if row == "attention":
@@ -398,7 +400,7 @@ def image_layout(graph: Graph) -> str:
     return "nchw"
 
 
-def layout_of(graph: Graph, sort: Sort) -> str:
+def layout_of(graph: Graph, sort: KernelGroup) -> str:
     """The image layout of one operator: a kernel for channels last with nothing turned round."""
     names = {graph.names[int(n)].lower() for n in np.unique(graph.name[sort.kernels])}
     last = any("nhwc" in name or "channels_last" in name for name in names)
@@ -412,7 +414,7 @@ def layout_of(graph: Graph, sort: Sort) -> str:
 _HELPERS = re.compile(r"memset|scal_kernel|splitkreduce", re.IGNORECASE)
 
 
-def _stays(graph: Graph, sort: Sort) -> float:
+def _stays(graph: Graph, sort: KernelGroup) -> float:
     """The share of a recurrent layer's time that is not its helpers', which are dropped."""
     if sort.rows[0][0] not in RECURRENT:
         return 1.0

@@ -13,10 +13,10 @@ from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.machine import check_format
 from foretell.whatif.table_lookup import (
     Change,
-    Sort,
+    KernelGroup,
     format_change,
+    kernel_groups,
     retimed,
-    sorts_of,
     without_helpers,
 )
 
@@ -35,7 +35,7 @@ class Tf32(WhatIf):
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         check_format(graph, setting, "tf32")
-        mine = [s for s in sorts_of(graph) if s.is_product and _is_plain(graph, s)]
+        mine = [s for s in kernel_groups(graph) if s.is_product and _is_plain(graph, s)]
         changes = []
         for sort in mine:
             change = format_change(graph, setting, sort, "fp32", "tf32")
@@ -52,7 +52,7 @@ class Tf32(WhatIf):
         return memory.tensor_cores(tape)
 
 
-def _is_plain(graph: Graph, sort: Sort) -> bool:
+def _is_plain(graph: Graph, sort: KernelGroup) -> bool:
     """Whether these kernels compute in fp32 proper: their names say where they use TF32."""
     if not np.all(graph.dtype[sort.kernels] == Dtype.FP32):
         return False

@@ -29,7 +29,7 @@ from foretell.graph import COLUMNS, Kind, LaneKind, Phase, Source
 from foretell.graph.graph import NONE, Array, group_text
 from foretell.trace.decode import NO_ID
 from foretell.trace.events import Events, Message, What
-from foretell.trace.runs import distinct, highest, rising
+from foretell.trace.runs import distinct, highest, strictly_increasing
 from foretell.trace.step.tasks import RankStep, join
 from foretell.trace.step.waits import Waits, ready_times, waits
 from foretell.trace.words import (
@@ -67,7 +67,7 @@ def labels(d: RankStep) -> Labels:
 
 
 def _phases(d: RankStep) -> Array:
-    n, e = d.nest, d.events
+    n, e = d.event_tree, d.events
     start = e.start[n.event]
     backward = (n.tells & RangeKind.BACKWARD) > 0
     phase = np.full(len(start), Phase.FORWARD, np.uint8)
@@ -89,7 +89,7 @@ def _in_closures(d: RankStep, backward: Array) -> Array:
 
     An optimizer that steps inside a backward pass is no such case.
     """
-    n, e = d.nest, d.events
+    n, e = d.event_tree, d.events
     start, end = e.start[n.event], e.end[n.event]
     is_note = (e.what[n.event] == What.NOTE) & ((n.tells & RangeKind.UPDATE) > 0) & ~backward
     begun = np.sort(start[backward])
@@ -103,7 +103,7 @@ def _in_closures(d: RankStep, backward: Array) -> Array:
 
 def _forward_layers(d: RankStep, phase: Array, layers: dict[str, int]) -> Array:
     """Layers of what is forward or loss, by module, by hierarchy, or by counting operators."""
-    n, e = d.nest, d.events
+    n, e = d.event_tree, d.events
     found = np.zeros(len(n.event), np.int64)
     is_forward = (phase == Phase.FORWARD) | (phase == Phase.LOSS)
     by_module = np.flatnonzero((n.layer != NONE) & is_forward)
@@ -118,7 +118,7 @@ def _forward_layers(d: RankStep, phase: Array, layers: dict[str, int]) -> Array:
 
 def _unit_layers(d: RankStep, units: Array, layers: dict[str, int]) -> Array:
     """A layer for each outermost operator: its module hierarchy, or its name and a count."""
-    n, e = d.nest, d.events
+    n, e = d.event_tree, d.events
     named = np.zeros(len(n.event), np.int64)
     counts: dict[str, int] = {}
     units = units[np.argsort(e.start[n.event[units]], kind="stable")]
@@ -135,7 +135,7 @@ def _unit_layers(d: RankStep, units: Array, layers: dict[str, int]) -> Array:
 
 def _backward_layers(d: RankStep, phase: Array, layer: Array) -> Array:
     """Layers of backward places, from the forward operator with the same sequence number."""
-    n, e = d.nest, d.events
+    n, e = d.event_tree, d.events
     sequence = e.sequence[n.event]
     is_op = (e.what[n.event] == What.OP) & (sequence != NO_ID)
     forward = np.flatnonzero(is_op & (phase != Phase.BACKWARD) & (layer != 0))
@@ -171,7 +171,7 @@ def _message(d: RankStep, k: int, op_place: int) -> tuple[Kind, str, float, str]
     e, event = d.events, d.device.work.event[k]
     message = e.messages[e.message[event]]
     if message is None and op_place != NONE:
-        message = e.messages[e.message[d.nest.event[op_place]]]
+        message = e.messages[e.message[d.event_tree.event[op_place]]]
     note = _note_of(d, k)
     text = message.collective if message else e.texts[e.name[note]] if note != NONE else ""
     kind, op = collective(e.texts[e.name[event]], text)
@@ -186,9 +186,9 @@ def _note_of(d: RankStep, k: int) -> int:
     """The event of the note around the launch of a piece of work."""
     host = d.device.host[k]
     label = d.host.label[host] if host != NONE else NONE
-    if label == NONE or d.nest.note[label] == NONE:
+    if label == NONE or d.event_tree.note[label] == NONE:
         return NONE
-    return int(d.nest.event[d.nest.note[label]])
+    return int(d.event_tree.event[d.event_tree.note[label]])
 
 
 def _group(events: Events, message: Message | None) -> str:
@@ -382,7 +382,7 @@ def _stream_kind(d: RankStep, stream: int) -> LaneKind:
 
 def _host_columns(d: RankStep, w: Waits, found: Labels, texts: Texts) -> dict[str, Array]:
     """A call is named for its operator; a piece of operator time for the outermost around it."""
-    h, n, e = d.host, d.nest, d.events
+    h, n, e = d.host, d.event_tree, d.events
     known = h.label != NONE
     name = _at(e.name[n.event], h.label)
     op_place = np.where(known, _at(n.op, h.label, NONE), NONE)
@@ -393,7 +393,7 @@ def _host_columns(d: RankStep, w: Waits, found: Labels, texts: Texts) -> dict[st
     is_idle = ~h.is_call & ~is_load & (op_place == NONE)  # a note's own time, or no operator's
     op = np.where(h.is_call, own, ops)
     op[is_load], op[is_idle] = texts.number("load"), texts.number("python")
-    drains = h.is_call & np.isin(_at(n.does, h.label), _DRAINS)
+    drains = h.is_call & np.isin(_at(n.call_effect, h.label), _DRAINS)
     kind = np.where(h.is_return | drains, Kind.SYNC, Kind.HOST)
     kind[is_load] = Kind.LOAD
     return {
@@ -410,7 +410,7 @@ def _host_columns(d: RankStep, w: Waits, found: Labels, texts: Texts) -> dict[st
 
 def _cast_shapes(d: RankStep, op_place: Array, texts: Texts) -> Array:
     """The requested format of a cast that launches nothing: in half precision it would."""
-    n, e = d.nest, d.events
+    n, e = d.event_tree, d.events
     named = [k for k, text in enumerate(e.texts) if text == _CAST]
     is_cast = (op_place != NONE) & np.isin(_at(e.name[n.event], op_place), named)
     found = np.zeros(len(op_place), np.int64)
@@ -435,7 +435,7 @@ def _words(
 
 
 def _device_columns(d: RankStep, found: Labels, texts: Texts) -> dict[str, Array]:
-    e, n, work = d.events, d.nest, d.device.work
+    e, n, work = d.events, d.event_tree, d.device.work
     op_place = _launching_op(d)
     shapes, dtypes = _shapes(e.shapes, _at(e.shape[n.event], op_place), texts)
     is_kernel = e.what[work.event] == What.KERNEL
@@ -459,7 +459,7 @@ def _device_columns(d: RankStep, found: Labels, texts: Texts) -> dict[str, Array
 
 def _launching_op(d: RankStep) -> Array:
     """The place of the operator that launched each piece of work: by its call, or external id."""
-    n, e = d.nest, d.events
+    n, e = d.event_tree, d.events
     label = _at(d.host.label, d.device.host, NONE)
     found = _at(n.op, label, NONE)
     lost = np.flatnonzero((found == NONE) & ~d.device.is_ahead)
@@ -482,7 +482,7 @@ def _shapes(
 def _issue_times(d: RankStep) -> Array:
     """When each task was put on its lane, such that numbers by it keep the order of every lane."""
     h, work = d.host, d.device.work
-    host = rising(h.start, h.thread, 2 * _TICK)
+    host = strictly_increasing(h.start, h.thread, 2 * _TICK)
     known = d.device.host != NONE
     device = np.where(d.device.is_ahead, work.start - _AGES, work.start)
     device[known] = host[d.device.host[known]] + _TICK

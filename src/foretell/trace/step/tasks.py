@@ -26,7 +26,7 @@ from foretell.graph.graph import NONE, Array
 from foretell.trace.decode import NO_ID
 from foretell.trace.events import Events, What
 from foretell.trace.runs import distinct, highest_before, is_follower, median, quantile
-from foretell.trace.words import CallEffect, RangeKind, by_name, does, op_kind, range_kind
+from foretell.trace.words import CallEffect, RangeKind, by_name, call_effect, op_kind, range_kind
 
 _HOST = (What.OP, What.CALL, What.NOTE, What.MODULE)
 # At the same instant the longer lies around the shorter, and of equally long ones a note around a
@@ -36,7 +36,7 @@ _DEPTH[What.MODULE], _DEPTH[What.OP], _DEPTH[What.CALL] = 1, 2, 3
 
 
 @dataclass(frozen=True, eq=False)
-class Nest:
+class EventTree:
     """The host events of a step in order of thread and start, and what each lies in.
 
     All columns but `event` hold places in this order, NONE where there is nothing.
@@ -49,11 +49,11 @@ class Nest:
     layer: Array  # the innermost module or layer note around it
     note: Array  # the innermost note around it
     tells: Array  # what all that lies around it tells
-    does: Array  # what a call does
+    call_effect: Array  # what a call does
     outer_call: Array  # the outermost call around it, itself where it is one
 
 
-def nest(events: Events, begin: float, end: float) -> Nest:
+def event_tree(events: Events, begin: float, end: float) -> EventTree:
     """How the host events that begin in [begin, end) lie in each other."""
     chosen = np.flatnonzero(events.is_(*_HOST) & (events.start >= begin) & (events.start < end))
     tells = _range_kinds(events, chosen)
@@ -65,9 +65,9 @@ def nest(events: Events, begin: float, end: float) -> Nest:
     parent = _parents(events, chosen)
     is_layer = (what == What.MODULE) | ((tells & RangeKind.LAYER) > 0)
     is_call = what == What.CALL
-    calls = by_name(events.texts, events.name[chosen], lambda text: int(does(text)))
+    calls = by_name(events.texts, events.name[chosen], lambda text: int(call_effect(text)))
     levels = _levels(parent)
-    return Nest(
+    return EventTree(
         chosen,
         parent,
         _outermost(parent, levels, (tells & RangeKind.UNIT) > 0),
@@ -76,7 +76,7 @@ def nest(events: Events, begin: float, end: float) -> Nest:
         _innermost(parent, levels, what == What.NOTE),
         _inherited(parent, levels, tells),
         np.where(is_call, calls, CallEffect.NOTHING),
-        _joined(parent, levels, is_call),
+        _outermost_unbroken(parent, levels, is_call),
     )
 
 
@@ -139,7 +139,7 @@ def _outermost(parent: Array, levels: list[Array], wanted: Array) -> Array:
     return found
 
 
-def _joined(parent: Array, levels: list[Array], wanted: Array) -> Array:
+def _outermost_unbroken(parent: Array, levels: list[Array], wanted: Array) -> Array:
     """For each wanted event the outermost around it that has none but wanted ones in between."""
     found = np.where(wanted, np.arange(len(parent)), NONE)
     for rows in levels:
@@ -164,7 +164,7 @@ _LAST: list[_Mark] = [(NONE, NONE, 0.0, 0.0, NONE - 1, NONE, False)]
 
 
 @dataclass(frozen=True, eq=False)
-class Pieces:
+class HostTasks:
     """The host tasks of a step, in order of thread and start."""
 
     thread: Array
@@ -178,7 +178,7 @@ class Pieces:
         return len(self.start)
 
 
-def pieces(events: Events, n: Nest, cuts: Array) -> Pieces:
+def pieces(events: Events, n: EventTree, cuts: Array) -> HostTasks:
     """The pieces of every thread; `cuts` marks the calls of the nest that cut."""
     is_unit = n.unit == np.arange(len(n.event))
     marks = np.flatnonzero(is_unit | cuts)
@@ -189,7 +189,7 @@ def pieces(events: Events, n: Nest, cuts: Array) -> Pieces:
     )  # fmt: skip
     rows = _cut(zip(*(c.tolist() for c in columns), strict=True))
     thread, start, end, label, unit, is_call = zip(*rows, strict=True) if rows else [()] * 6
-    return Pieces(
+    return HostTasks(
         np.array(thread, np.int64), np.array(start, np.float64), np.array(end, np.float64),
         np.array(label, np.int64), np.array(unit, np.int64), np.array(is_call, bool),
     )  # fmt: skip
@@ -224,7 +224,7 @@ def _cut(marks: Iterable[_Mark]) -> list[_Row]:
     return rows
 
 
-def recorded(events: Events, n: Nest, p: Pieces) -> Array:
+def recorded(events: Events, n: EventTree, p: HostTasks) -> Array:
     """How many operators and notes (first column) and calls (second) began in each piece.
 
     What began between two pieces counts for the one before: there its cost is a gap.
@@ -245,7 +245,7 @@ def recorded(events: Events, n: Nest, p: Pieces) -> Array:
 WORK = (What.KERNEL, What.COPY, What.FILL)
 # A turnaround or latency above this many medians (and this long) has another cause than the device:
 # on an H200 99 % of 10 000 queued kernels follow within 2.6 µs, median 1.2 µs.
-_TIMES, _LONG = 4.0, 5e-6
+_OUTLIER_FACTOR, _OUTLIER_SECONDS = 4.0, 5e-6
 _NO_TURNAROUND, _NO_LATENCY = 1e-6, 1e-6  # where a trace shows none: the H200 medians, rounded
 
 
@@ -320,7 +320,7 @@ def pace(work: Work, call_start: Array, call_end: Array) -> Pace:
     # the time from the end of the one before.
     seconds = np.maximum(work.end - np.maximum(work.start, before), 0.0)
     wait = work.start - before
-    queued = same & (np.isnan(call_end) | (call_end + _LONG < before))
+    queued = same & (np.isnan(call_end) | (call_end + _OUTLIER_SECONDS < before))
     turnaround = typical(wait[queued & (wait >= 0)], _NO_TURNAROUND)
     pure = queued & (wait >= 0) & (wait <= limit(turnaround))
     gap = np.full(len(work), turnaround)
@@ -340,7 +340,7 @@ def typical(values: Array, otherwise: float) -> float:
 
 def limit(value: float) -> float:
     """The most that still counts as a turnaround or latency of that typical length."""
-    return max(_TIMES * value, _LONG)
+    return max(_OUTLIER_FACTOR * value, _OUTLIER_SECONDS)
 
 
 # Seconds by which stamps of the host and of the device may contradict each other.
@@ -400,7 +400,7 @@ class RankStep:
     begin: float  # of the step, in the time of its events
     seconds: float  # from the beginning of the step to its end on the host
     thread: int  # the main one
-    nest: Nest
+    event_tree: EventTree
     host: Host
     device: Device
 
@@ -422,7 +422,7 @@ def rank_step(
 ) -> RankStep:
     """The tasks of the step in a window (begin, end, main thread)."""
     begin, end, thread = window
-    n = nest(events, begin, end)
+    n = event_tree(events, begin, end)
     launches = _launches(events, n, work)
     p = pieces(events, n, _cuts(n, launches))
     count = recorded(events, n, p)
@@ -450,7 +450,7 @@ def _as_found(own: Work, p: Pace, ahead: Array) -> Pace:
     return Pace(np.where(ahead, until, p.seconds), np.where(ahead, 0.0, p.gap), p.lag, p.is_prompt)
 
 
-def _launches(events: Events, n: Nest, work: Work) -> Array:
+def _launches(events: Events, n: EventTree, work: Work) -> Array:
     """Which calls of the nest launched device work, themselves or by a call inside."""
     is_launch = np.zeros(len(events), bool)
     is_launch[work.call[work.call != NONE]] = True
@@ -459,12 +459,14 @@ def _launches(events: Events, n: Nest, work: Work) -> Array:
     return found
 
 
-def _cuts(n: Nest, launches: Array) -> Array:
+def _cuts(n: EventTree, launches: Array) -> Array:
     outer: Array = n.outer_call == np.arange(len(n.event))
-    return outer & (launches | np.isin(n.does, _DRAINS))
+    return outer & (launches | np.isin(n.call_effect, _DRAINS))
 
 
-def _own_work(events: Events, work: Work, n: Nest, begin: float, end: float) -> tuple[Array, Array]:
+def _own_work(
+    events: Events, work: Work, n: EventTree, begin: float, end: float
+) -> tuple[Array, Array]:
     """The work that the step launched or found running, and which of it came before the step.
 
     Work without a launch is of the step when it started in it, behind work the step launched.
@@ -498,7 +500,7 @@ def _shifted(work: Work, chosen: Array, begin: float) -> Work:
     )  # fmt: skip
 
 
-def _piece_of(n: Nest, p: Pieces, call: Array) -> Array:
+def _piece_of(n: EventTree, p: HostTasks, call: Array) -> Array:
     """The piece that is the call of each piece of work."""
     of_place = np.full(len(n.event) + 1, NONE, np.int64)
     of_place[p.label[p.is_call]] = np.flatnonzero(p.is_call)
@@ -512,7 +514,7 @@ def _piece_of(n: Nest, p: Pieces, call: Array) -> Array:
     return found
 
 
-def _calls(p: Pieces, piece: Array, begin: float) -> tuple[Array, Array]:
+def _calls(p: HostTasks, piece: Array, begin: float) -> tuple[Array, Array]:
     known = piece != NONE
     start, end = np.full(len(piece), np.nan), np.full(len(piece), np.nan)
     start[known], end[known] = p.start[piece[known]] - begin, p.end[piece[known]] - begin
@@ -527,7 +529,7 @@ def _blocking(events: Events, own: Work, piece: Array, call_end: Array) -> Array
 
 
 def _host(
-    p: Pieces, count: Array, idle: tuple[Array, Array, Array, Array], blocking: Array
+    p: HostTasks, count: Array, idle: tuple[Array, Array, Array, Array], blocking: Array
 ) -> tuple[Host, Array]:
     """Host tasks from pieces, and the task of each piece.
 
@@ -555,7 +557,7 @@ def _host(
 
 
 def _untraced(
-    events: Events, n: Nest, p: Pieces, begin: float, end: float, thread: int
+    events: Events, n: EventTree, p: HostTasks, begin: float, end: float, thread: int
 ) -> tuple[Array, Array, Array, Array]:
     """(thread, start, end, label) of untraced time that is a task, not a gap.
 
@@ -582,7 +584,7 @@ def _untraced(
 
 
 def _note_rows(
-    events: Events, n: Nest, starts: Array, end: float, thread: int
+    events: Events, n: EventTree, starts: Array, end: float, thread: int
 ) -> list[tuple[int, float, float, int]]:
     """From the beginning of each optimizer note to its first piece, from its end to the next."""
     updates = (n.tells & RangeKind.UPDATE) > 0

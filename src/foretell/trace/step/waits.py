@@ -68,13 +68,13 @@ def issue(d: RankStep) -> Issue:
 def calls_that(d: RankStep, *wanted: CallEffect) -> Array:
     """Host tasks that are calls of those sorts."""
     tasks = np.flatnonzero(d.host.is_call & ~d.host.is_return)
-    return tasks[np.isin(d.nest.does[d.host.label[tasks]], wanted)]
+    return tasks[np.isin(d.event_tree.call_effect[d.host.label[tasks]], wanted)]
 
 
 def times_of(d: RankStep, *wanted: CallEffect) -> tuple[Array, Array]:
     """(start, place in the nest) of calls of those sorts, tasks or not, by start."""
-    place = np.flatnonzero(np.isin(d.nest.does, wanted))
-    start = d.events.start[d.nest.event[place]] - d.begin
+    place = np.flatnonzero(np.isin(d.event_tree.call_effect, wanted))
+    start = d.events.start[d.event_tree.event[place]] - d.begin
     ranked = np.argsort(start, kind="stable")
     return start[ranked], place[ranked]
 
@@ -90,7 +90,7 @@ class SyncCall:
 
 def sync_calls(d: RankStep) -> dict[int, SyncCall]:
     """The `cuda_sync` events of the synchronising calls of a step, by the event of the call."""
-    e, calls = d.events, d.nest.event
+    e, calls = d.events, d.event_tree.event
     sync = np.flatnonzero(e.what == What.WAIT)
     call = join(e.correlation[sync], e.correlation[calls], calls)
     record = join(e.waits_for_record[sync], e.correlation[calls], calls)
@@ -136,7 +136,7 @@ def stream_waits(d: RankStep, issue: Issue, synced: dict[int, SyncCall]) -> Pair
     spans = d.device.work.start.tolist(), d.device.work.end.tolist()
     pairs = _guessed(d, issue, _in_graphs(d))
     for time, place in zip(times.tolist(), places.tolist(), strict=True):
-        known = synced.get(int(d.nest.event[place]))
+        known = synced.get(int(d.event_tree.event[place]))
         if known is not None and known.source != NONE:
             record = known.record if known.record is not None else time
             pairs.add(_pair(issue, spans, (known.source, known.stream), record, time))
@@ -186,9 +186,9 @@ def _stream_pairs(
     the same operator, or last; where none of these differs from the target, any other stream may be
     meant (a wait for a collective that another thread launched).
     """
-    line = lines.get(int(d.events.place[d.nest.event[place]]), _Line([], [], [], set()))
+    line = lines.get(int(d.events.place[d.event_tree.event[place]]), _Line([], [], [], set()))
     at = bisect_left(line.time, time)
-    unit = int(d.nest.unit[place])
+    unit = int(d.event_tree.unit[place])
     sources = _streams_along(line, range(at - 1, -1, -1), unit)
     targets = _streams_along(line, range(at, len(line.time)), unit)
     found = []
@@ -368,9 +368,9 @@ def _waited_for(d: RankStep, main: Array, mine: Array) -> tuple[Array, ...]:
 
 def _is_backward(d: RankStep, tasks: Array) -> Array:
     label = d.host.label[tasks]
-    if not len(d.nest.tells):
+    if not len(d.event_tree.tells):
         return np.zeros(len(tasks), bool)
-    found: Array = (label != NONE) & ((d.nest.tells[label] & RangeKind.BACKWARD) > 0)
+    found: Array = (label != NONE) & ((d.event_tree.tells[label] & RangeKind.BACKWARD) > 0)
     return found
 
 
@@ -402,9 +402,9 @@ def _candidates(d: RankStep, issue: Issue, synced: dict[int, SyncCall], task: in
     """The streams that a call may wait for."""
     if d.host.is_return[task]:
         return [int(d.device.work.stream[np.flatnonzero(d.device.host == d.host.call[task])[-1]])]
-    if d.nest.does[d.host.label[task]] in (CallEffect.DRAIN_DEVICE, CallEffect.FREE):
+    if d.event_tree.call_effect[d.host.label[task]] in (CallEffect.DRAIN_DEVICE, CallEffect.FREE):
         return list(issue.rows)
-    known = synced.get(int(d.nest.event[d.host.label[task]]))
+    known = synced.get(int(d.event_tree.event[d.host.label[task]]))
     if known is not None:
         return [known.stream] if known.stream in issue.rows else []
     near = _stream_before(d, task)
@@ -431,7 +431,7 @@ def event_drains(d: RankStep, issue: Issue, synced: dict[int, SyncCall]) -> tupl
     records, work = times_of(d, CallEffect.RECORD)[0], d.device.work
     for task in calls_that(d, CallEffect.DRAIN_EVENT).tolist():
         start = float(d.host.start[task])
-        known = synced.get(int(d.nest.event[d.host.label[task]]), SyncCall(NONE, NONE, None))
+        known = synced.get(int(d.event_tree.event[d.host.label[task]]), SyncCall(NONE, NONE, None))
         at = int(np.searchsorted(records, start)) - 1
         record = known.record if known.record is not None else records[at] if at >= 0 else start
         streams = [known.source] if known.source in issue.rows else list(issue.rows)
