@@ -64,6 +64,31 @@ def test_a_transposed_convolution_is_a_gradient():
     assert (found["c"], found["h"], found["k"]) == ("4", "11", "8")
 
 
+def test_a_row_that_cudnn_is_given_as_an_image_stays_one_row():
+    """Padding and stride of the row say nothing of its one row; transposed ones grow its width."""
+    args = "-+-+{}+1x8+1x1+1+False+False+True"
+    types = "types=float+float+ScalarList+ScalarList+ScalarList+Scalar"
+    text = f"in=2x8x1x64+8x8x1x16+-+-+-+-+-+-+-,{types},args={args.format('0x4')}"
+    op, found = shape("convolution", text)
+    assert (op, found["p"], found["q"]) == ("conv", "1", "8")
+    text = "in=2x8x1x64+8x4x1x16+-+-+-+-+-+-+-,types=float+float,args=-+-+-+1x8+0x4+1x1+True+0x0+1"
+    op, found = shape("convolution", text)
+    assert (op, found["h"], found["w"], found["p"], found["q"]) == (
+        "conv_dgrad",
+        "1",
+        "512",
+        "1",
+        "64",
+    )
+
+
+def test_a_dilated_convolution_makes_what_its_taps_reach():
+    args = "args=-+-+-+1x1+12x12+12x12+False+0x0+1"
+    text = f"in=2x8x28x28+8x8x3x3+-+-+-+-+-+-+-,types=float+float,{args}"
+    found = shape("convolution", text)[1]
+    assert (found["p"], found["q"]) == ("28", "28")
+
+
 @pytest.mark.parametrize(
     ("op", "text", "found"),
     [

@@ -83,7 +83,7 @@ def test_what_excludes_each_other_is_refused(group):
 
 
 def test_a_refusal_says_behind_what():
-    with pytest.raises(DoesNotApply, match=r"`tf32` behind `amp`: the step has no product"):
+    with pytest.raises(DoesNotApply, match=r"`tf32` behind `amp`: the step has no fp32 matmul"):
         applied([parse("tf32"), parse("amp")], convnet())
 
 

@@ -148,14 +148,20 @@ def _pair(numbers: tuple[int, ...]) -> int:
     return numbers[-1] if numbers else 1
 
 
-def _image(x: Dims, w: Dims, stride: int, pad: int, groups: int) -> Sizes:
+def _image(x: Dims, w: Dims, stride: int, pad: int, groups: int, dilation: int = 1) -> Sizes:
     """A convolution's sizes; one of one dimension is an image of one row."""
     keys = ("n", "c", "h", "w", "k", "r", "s", "stride", "pad", "groups")
     sides, taps = (1,) * (4 - len(x)) + x[2:], (1,) * (4 - len(w)) + w[2:]
     found = (x[0], x[1], *sides[-2:], w[0], *taps[-2:], stride, pad, groups)
     sizes: Sizes = dict(zip(keys, found, strict=True))
-    if len(x) == 3:  # a row has no rows above and below it to be padded with
-        sizes |= {"p": 1, "q": (sides[-1] + 2 * pad - taps[-1]) // stride + 1}
+    # A row has no rows above and below it to be padded with.
+    is_row = len(x) == 3 or (len(x) == 4 and sides[-2] == taps[-2] == 1)
+    if is_row or dilation > 1:
+        tall, wide = (
+            max((s + 2 * pad - dilation * (r - 1) - 1) // stride + 1, 1)
+            for s, r in zip(sides[-2:], taps[-2:], strict=True)
+        )
+        sizes |= {"p": 1 if is_row else tall, "q": wide}
     return sizes | ({"d": sides[0], "t": taps[0]} if len(sides) == 3 else {})
 
 
@@ -164,15 +170,20 @@ def _conv_shape(call: Call, x: int, at: int) -> tuple[str, bool]:
     dims, weight = call.dims[x], call.dims[x + 1]
     if is_cudnn_order(call) and x == 0:
         turned = is_cudnn_transposed(call)
-        pad, stride, groups = (_pair(call.numbers(i + turned * (i > 2))) for i in (2, 3, 5))
+        pad, stride, dilation, groups = (
+            _pair(call.numbers(i + turned * (i > 2))) for i in (2, 3, 4, 5)
+        )
     else:
-        stride, pad = _pair(call.numbers(at)), _pair(call.numbers(at + 1))
+        stride, pad, dilation = (_pair(call.numbers(at + i)) for i in range(3))
         groups = _pair(call.numbers(at + 5))
         turned = call.values[at + 3] in ("True", "1")
     if turned:  # the gradient of the convolution that goes the other way
-        grown = [(s - 1) * stride - 2 * pad + r for s, r in zip(dims[2:], weight[2:], strict=True)]
+        grown = [
+            1 if s == r == 1 else max((s - 1) * stride - 2 * pad + dilation * (r - 1) + 1, 1)
+            for s, r in zip(dims[2:], weight[2:], strict=True)
+        ]
         dims = (dims[0], weight[1] * groups, *grown)
-    shape = _image(dims, weight, stride, pad, groups)
+    shape = _image(dims, weight, stride, pad, groups, dilation)
     if _is_channels_last(call, x):
         shape["nhwc"] = 1
     return write(shape), turned

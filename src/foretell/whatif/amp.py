@@ -193,8 +193,8 @@ class Amp(WhatIf):
             )
         if not any(run.is_half for run in found):
             raise DoesNotApply(
-                "the forward pass has no product that could run in half precision, or the trace "
-                "does not say which",
+                "the forward pass has no matmul or convolution that could run in half precision, "
+                "or the trace does not say which",
                 hint="profile with record_shapes=True",
             )
         if np.isin(graph.dtype[[r.task for r in found if r.is_half]], _HALF).mean() > 0.5:

@@ -42,7 +42,7 @@ class Tf32(WhatIf):
             if change is not None:
                 changes.append(Change(sort, *change, "tf32"))
         if not changes:
-            raise DoesNotApply("the step has no product of fp32 numbers that TF32 would change")
+            raise DoesNotApply("the step has no fp32 matmul or convolution that TF32 would change")
         with graph.edit(str(self)) as edit:
             retimed(edit, graph, changes)
             without_helpers(edit, graph)
