@@ -218,8 +218,8 @@ def canonical(op: str) -> str:
 @lru_cache(1 << 14)  # ranks of a job run kernels of the same names
 def is_compiled(graph: Graph) -> bool:
     """Whether Inductor made kernels of this step: its names say so, of kernels and of regions."""
-    used = np.unique(np.concatenate([graph.name, graph.op]))
-    return any(_INDUCTOR.search(graph.names[int(k)]) for k in used if k >= 0)
+    used = {*graph.name.tolist(), *graph.op.tolist()}
+    return any(_INDUCTOR.search(graph.names[k]) for k in used if k >= 0)
 
 
 def is_collective(kernel: str) -> bool:
