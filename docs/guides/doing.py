@@ -1,8 +1,7 @@
 # %% [markdown]
 # # Then do it
 #
-# A plan is not a picture. It runs on stock PyTorch, and the step that was measured is laid beside
-# the one that was predicted.
+# A plan runs on stock PyTorch, and its measured step is printed beside the predicted one.
 #
 # This page needs PyTorch. It runs on two processes of one machine, without a GPU.
 
@@ -81,9 +80,8 @@ foretell("export dp=8,zero=3,micro_batch=2,global_batch=64 --to megatron")
 #     foretell run train.py --plan dp=2 -o out --predicted-ms T    # what predict said
 #     foretell compare predicted.graph out                         # where they differ
 #
-# prints both and the error, then which task explains how much of the gap. `foretell run …
-# --profile` also writes a trace of one more step, which `foretell replay`, `whatif` and `report`
-# read: that closes the circle.
+# prints both and the error, then how much of the gap each task explains. `foretell run …
+# --profile` also traces one more step, for `foretell replay`, `whatif` and `report`.
 #
 # ## Feed it back
 #
@@ -91,9 +89,8 @@ foretell("export dp=8,zero=3,micro_batch=2,global_batch=64 --to megatron")
 #     foretell predict train.py --on here/cluster.toml --plan dp=2,zero=1 \
 #         --calibration learned.json
 #
-# A run knows what no data sheet says: how slow the cores are today, and the messages. `fit` reads
-# how long work, messages and update took in it, and the next prediction, of another plan, is made
-# with that. Here are runs that were made on two cores with a load of fifteen, three of each plan
+# A run shows what no data sheet has: how fast the cores and the network really are. `fit` reads
+# how long compute, messages and optimizer step took, and calibrates predictions of other plans. Here are runs that were made on two cores with a load of fifteen, three of each plan
 # (`benchmarks/fed_back.py`); only those of the first plan are fed back. Bench counts what a core
 # does at best, not what others leave of it: most of what `fit` learns here is that.
 

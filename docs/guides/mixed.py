@@ -13,7 +13,7 @@ foretell("show heterog-8")
 # A mix of your own is a [file of a few lines](../reference/clusters.md): nodes, the devices in
 # each, and what joins them.
 #
-# ## Every part where it is best
+# ## Search a placement
 #
 # The planner `placement` decides for each group of a model's ops on which devices it runs, how
 # many samples each of them takes, and how its gradients are brought together: all-reduce, a
@@ -37,7 +37,7 @@ print(f"{1e3 * found.predicted:.0f} ms a step; bound {1e3 * found.bound:.0f} ms"
 print(*found.notes, sep="\n")
 
 # %% [markdown]
-# The notes read as a recipe. The convolutions use all devices with unequal shares of the samples.
+# The convolutions use all devices with unequal shares of the samples.
 # The large linear layers, which are most of the parameters and hardly any of the work, stay on
 # the two V100, so that their gradients cross no slow link. The last line answers the question
 # that comes before all others: is the mix worth it, against the best devices of one kind alone?

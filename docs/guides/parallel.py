@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Which parallelism fits my model and my machines?
 #
-# You have a model and a quotation for some machines. Nothing has run yet. From the model alone:
-# which split is fastest, what does it hold, and where does it stop scaling?
+# You have a model and a quotation for some machines, and nothing has run yet. Which layout is
+# fastest, does it fit into memory, and where does it stop scaling?
 #
 # A model is a spec such as the one below ([Workloads](../concepts/workloads.md) lists the
 # families), a captured graph, or `train.py:make`. A cluster is a preset or a file of your own.
@@ -22,8 +22,7 @@ MODEL = "llama:layers=32,hidden=4096,heads=32,seq=4096,vocab=32000"
 foretell(f"predict {MODEL} --on dgx-a100 --plan dp=8,micro_batch=1,global_batch=64")
 
 # %% [markdown]
-# It does not fit, and the answer says by how much, what takes the room, and what would make it
-# fit. So take that advice:
+# It does not fit. The answer says by how much, what the memory holds, and what would make it fit:
 
 # %%
 foretell(f"predict {MODEL} --on dgx-a100 --plan dp=8,zero=1,micro_batch=1,global_batch=64")
@@ -46,9 +45,8 @@ foretell(f"predict {MODEL} --on dgx-a100 --plan dp=4,tp=4,micro_batch=1,global_b
 foretell(f"oracle {MODEL} --on dgx-a100 --gpus 8,64,512 --batch 512")
 
 # %% [markdown]
-# Three things to read: which strategy leads at which scale, the bottleneck of each (the
-# last column), and what more devices cost: the lines below the table say what they save and what
-# a sample then costs more. The last lines say where each strategy ends whatever the machine.
+# Read three things: which strategy leads at which scale, the bottleneck of each (the last column),
+# and the lines below the table: the time that more devices save, and what a sample then costs.
 #
 # ## The best plan
 #

@@ -38,7 +38,9 @@ foretell(f"whatif {TRAIN} amp compile --on h100 -v")
 #
 # ## 3. Eight GPUs (two minutes)
 #
-# Every way to split the model over one machine, fastest first:
+# Every way to split the model over one machine, fastest first. The oracle prices thousands of
+# layouts in closed form, from layers instead of single kernels; `predict` then simulates one. So
+# the steps below differ from each other, and from the captured one above, by a percent or two.
 
 # %%
 foretell(f"oracle {TRAIN} --on dgx-h100 --gpus 1,8")

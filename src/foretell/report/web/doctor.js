@@ -162,9 +162,9 @@ function kernelTable(kernels, roof, bound) {
     table(
       ["op", ...(named ? ["kernel"] : []), ...(placed ? ["module"] : []), "calls>", "time>", "share>", "compute>", "memory>", "bound by", "of roofline>"],
       kernels.map(k => [
-        whole(k.op, 26),
-        ...(named ? [whole(k.kernel, 24)] : []),
-        ...(placed ? [whole(k.module || "", 18)] : []),
+        whole(k.op, 22),
+        ...(named ? [whole(k.kernel, 17)] : []),
+        ...(placed ? [whole(k.module || "", 14)] : []),
         count(k.count),
         time(k.step_s),
         share(k.share),
