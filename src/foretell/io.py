@@ -243,13 +243,13 @@ def checked(value: T, where: str, *, finite: bool = True) -> T:
     limit = limits()
     level: list[Any] = [value]
     for _ in range(limit.depth):
-        level = [item for one in level for item in _inside(one, where, limit.string, finite)]
+        level = [item for one in level for item in _children(one, where, limit.string, finite)]
         if not level:
             return value
     raise InputError(f"{where} is nested more than {limit.depth} levels deep")
 
 
-def _inside(value: Any, where: str, longest: int, finite: bool) -> Iterable[Any]:
+def _children(value: Any, where: str, longest: int, finite: bool) -> Iterable[Any]:
     kind = type(value)
     if kind is dict:
         if max(map(len, value), default=0) > longest:

@@ -56,7 +56,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
         tell("starting it")
         found = profile(
             request, options["output"], device=_device(options["device"]), progress=tell,
-            wanted=_wanted(options), ranks=options["nproc"], show=options["show"],
+            wanted=_step_counts(options), ranks=options["nproc"], show=options["show"],
         )  # fmt: skip
     if os.environ.get("RANK", "0") == "0":
         answer(_summary(found), options["as_json"], _text)
@@ -78,7 +78,7 @@ def _device(name: str) -> str:
     return name
 
 
-def _wanted(options: dict[str, Any]) -> Any:
+def _step_counts(options: dict[str, Any]) -> Any:
     """The steps of the options; None where the script decides."""
     from foretell.pytorch.intake.request import Wanted
 

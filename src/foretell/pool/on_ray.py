@@ -31,27 +31,27 @@ _AGAIN = 1.0  # seconds after which it is seen whether machines have come or gon
 
 
 @contextmanager
-def joined(address: str) -> Iterator[OnRay]:
+def connected(address: str) -> Iterator[OnRay]:
     """The cluster at an address, or a new one on this machine that ends with the block."""
     ray = _ray()
     if ray.is_initialized():
         yield OnRay(ray)  # the one that joined it leaves it
         return
     # Ray prints to stdout when a worker dies, where answers go too.
-    with redirect_stdout(sys.stderr), _kept_here(ray, address):
-        _join(ray, address)
+    with redirect_stdout(sys.stderr), _local_only(ray, address):
+        _connect(ray, address)
         try:
             yield OnRay(ray)
         finally:
             ray.shutdown()
 
 
-def _join(ray: Any, address: str) -> None:
+def _connect(ray: Any, address: str) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if address == LOCAL:
         options["include_dashboard"] = False
     try:
-        _knock(address)
+        _check_reachable(address)
         ray.init(address, **options)
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(
@@ -60,7 +60,7 @@ def _join(ray: Any, address: str) -> None:
         ) from None
 
 
-def _knock(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """An error at once where nothing is there: Ray itself would wait for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
@@ -68,7 +68,7 @@ def _knock(address: str) -> None:
 
 
 @contextmanager
-def _kept_here(ray: Any, address: str) -> Iterator[None]:
+def _local_only(ray: Any, address: str) -> Iterator[None]:
     """While a Ray of our own runs, tell it and its processes that there is no other machine."""
     constants = ray._private.ray_constants  # what it made of the variable when it was imported
     before = constants.ENABLE_RAY_CLUSTER
@@ -119,11 +119,11 @@ class OnRay:
                 for place in self._free([at for _, at in under_way.values()], by_machine):
                     if todo:
                         k = todo.popleft()
-                        under_way[self._begun(shared, items[k], place)] = k, place
+                        under_way[self._submit(shared, items[k], place)] = k, place
                 ready, _ = self.ray.wait(list(under_way), timeout=_AGAIN)
                 for ref in ready:
                     k, _ = under_way.pop(ref)
-                    if self._kept(ref, k, items[k], found):
+                    if self._collect(ref, k, items[k], found):
                         tell(len(found), len(items))
                     else:
                         todo.append(k)
@@ -139,16 +139,16 @@ class OnRay:
         alive = [node["NodeID"] for node in self.ray.nodes() if node["Alive"]]
         return [node for node in alive if node not in taken]
 
-    def _begun(self, work: Any, item: Any, place: str) -> Any:
+    def _submit(self, work: Any, item: Any, place: str) -> Any:
         """A piece on its way; tried again here, not by Ray, so that each death is counted."""
         options: dict[str, Any] = {"max_retries": 0, "num_cpus": 1}
         if place:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(place, soft=False)
-        return self.ray.remote(_done).options(**options).remote(work, item)
+        return self.ray.remote(_call).options(**options).remote(work, item)
 
-    def _kept(self, ref: Any, k: int, item: Any, found: dict[int, Any]) -> bool:
+    def _collect(self, ref: Any, k: int, item: Any, found: dict[int, Any]) -> bool:
         """Keep an answer; False where the one who worked on it is gone."""
         errors = self.ray.exceptions
         try:
@@ -164,5 +164,5 @@ class OnRay:
             return False
 
 
-def _done(work: Callable[[Any], Any], item: Any) -> Any:
+def _call(work: Callable[[Any], Any], item: Any) -> Any:
     return work(item)

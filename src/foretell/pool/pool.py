@@ -69,9 +69,9 @@ def opened(jobs: int = 1, on_ray: str = "") -> Iterator[Pool]:
             f"{jobs} jobs beside a Ray cluster", hint="the cluster says how many: leave --jobs out"
         )
     if on_ray:
-        from foretell.pool.on_ray import joined
+        from foretell.pool.on_ray import connected
 
-        with joined(on_ray) as pool:
+        with connected(on_ray) as pool:
             yield pool
     elif jobs > 1:
         from foretell.pool.processes import Processes

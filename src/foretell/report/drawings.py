@@ -55,20 +55,20 @@ def _ranks(plan: Plan, cluster: Cluster | None) -> list[dict[str, Any]]:
             "rank": logical[place],
             "place": place,
             "device": cluster.devices[place].name if cluster else "",
-            **(_free(place, cluster) if is_free else _part(plan, logical[place])),
+            **(_placed_rank(place, cluster) if is_free else _mesh_rank(plan, logical[place])),
         }
         for place in sorted(logical)[:MOST]
     ]
 
 
-def _free(place: int, cluster: Cluster | None) -> dict[str, Any]:
+def _placed_rank(place: int, cluster: Cluster | None) -> dict[str, Any]:
     """A rank whose layers a grid names; devices of one kind have one hue."""
     kinds = list(cluster.devices_by_kind()) if cluster else []
     hue = kinds.index(cluster.devices[place].name) if cluster else 0
     return {"stage": hue, "copy": 0, "short": "", "where": "what it runs is given below"}
 
 
-def _part(plan: Plan, rank: int) -> dict[str, Any]:
+def _mesh_rank(plan: Plan, rank: int) -> dict[str, Any]:
     """Which pipeline, data, context and tensor parallel rank of a regular layout a rank is."""
     inner = plan.ranks // (plan.dp * plan.pp)  # ranks that share one sample
     stage, copy, slice_ = rank // (plan.dp * inner), rank // inner % plan.dp, rank % inner
@@ -175,7 +175,7 @@ def _order(plan: Plan) -> dict[str, Any] | None:
     while moved:
         moved = False
         for stage, queue in enumerate(queues):
-            if queue and (ready := _ready(queue[0], stage, len(queues), ends)) is not None:
+            if queue and (ready := _ready_time(queue[0], stage, len(queues), ends)) is not None:
                 kind, batch = queue.pop(0)
                 start = max(ready, free[stage])
                 free[stage] = ends[kind, stage, int(batch)] = start + _LASTS[kind]
@@ -191,7 +191,7 @@ def _order(plan: Plan) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _ready(
+def _ready_time(
     action: tuple[str | Any, ...],
     stage: int,
     stages: int,
@@ -212,9 +212,9 @@ def _baselines(answer: PlanAnswer) -> list[dict[str, Any]]:
     """The plan, then its baselines, the quickest first, then the bound."""
     rivals = dict(answer.baselines or {})
     if answer.baseline_s not in rivals.values():
-        rivals["the usual way"] = answer.baseline_s
+        rivals["baseline"] = answer.baseline_s
     quickest = sorted(rivals.items(), key=lambda row: row[1] or 0.0)
-    found = [("this plan", answer.predicted_s), *quickest, ("no plan can be below", answer.bound_s)]
+    found = [("this plan", answer.predicted_s), *quickest, ("lower bound", answer.bound_s)]
     return [{"name": name, "seconds": value} for name, value in found if value and value > 0]
 
 
@@ -228,7 +228,7 @@ def drawn_schedule(answer: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = of(answer, ScheduleAnswer, name)
     blocks = [asdict(b) for b in found.blocks]
     if any(b["end"] is None for b in blocks):
-        _close(blocks, found.makespan)
+        _fill_ends(blocks, found.makespan)
     return {
         "name": found.name or name,
         "devices": 1 + max((d for b in found.blocks for d in b.devices), default=0),
@@ -237,7 +237,7 @@ def drawn_schedule(answer: Mapping[str, Any], name: str) -> dict[str, Any]:
         "makespan": found.makespan,
         "repetend": _repetend(blocks, found.period, found.unroll),
         "peak_memory": found.peak_memory,
-        "says": _says(found),
+        "says": _summary(found),
         "blocks": blocks,
     }
 
@@ -270,7 +270,7 @@ def pipeline(line: Timeline) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _close(blocks: list[dict[str, Any]], makespan: float) -> None:
+def _fill_ends(blocks: list[dict[str, Any]], makespan: float) -> None:
     """Give blocks without an end one: a block lasts at most until its device starts the next.
 
     The shortest stay seen of a block is taken for all its micro-batches.
@@ -303,7 +303,7 @@ def _repetend(blocks: list[dict[str, Any]], period: float, unroll: int) -> list[
     return [begin, begin + period]
 
 
-def _says(found: ScheduleAnswer) -> str:
+def _summary(found: ScheduleAnswer) -> str:
     proven = "proven minimal" if found.proven else "not proven minimal"
     per = found.period if found.per_micro_batch is None else found.per_micro_batch
     bubble = found.bubble

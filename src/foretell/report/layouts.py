@@ -15,7 +15,7 @@ from foretell.report.answers import LayoutAnswer, of
 
 def rows(value: Any, name: str = "the answer") -> list[dict[str, Any]]:
     """Every layout in a value, alike whichever command printed it."""
-    return [_row(of(found, LayoutAnswer, name)) for found in _found(value)]
+    return [_row(of(found, LayoutAnswer, name)) for found in _find_rows(value)]
 
 
 def layouts(value: Any, name: str) -> dict[str, Any] | None:
@@ -36,16 +36,16 @@ def front(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return best
 
 
-def _found(value: Any) -> Iterator[Mapping[str, Any]]:
+def _find_rows(value: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(value, Mapping):
         if _is_number(value.get("step_s")) and value["step_s"] > 0:
             yield value
             return
         for item in value.values():
-            yield from _found(item)
+            yield from _find_rows(item)
     elif isinstance(value, list):
         for item in value:
-            yield from _found(item)
+            yield from _find_rows(item)
 
 
 def _row(found: LayoutAnswer) -> dict[str, Any]:
@@ -62,11 +62,11 @@ def _row(found: LayoutAnswer) -> dict[str, Any]:
         "peak_bytes": found.peak_bytes or 0.0,
         "fits": not found.missing_bytes if found.fits is None else found.fits,
         "plan": text,
-        "says": _says(found),
+        "says": _limits_text(found),
     }
 
 
-def _says(found: LayoutAnswer) -> str:
+def _limits_text(found: LayoutAnswer) -> str:
     """The limits of a row, in a line."""
     advice = found.advice or found.findings or found.limits or ""
     items = advice if isinstance(advice, list) else [advice]

@@ -66,7 +66,7 @@ def protect(server: Any, token: str) -> None:
         nonce = secrets.token_urlsafe(16)
         if response.mimetype == "text/html" and response.status_code == 200:
             response.direct_passthrough = False
-            response.set_data(_numbered(response.get_data(), nonce))
+            response.set_data(_with_nonce(response.get_data(), nonce))
         for name, value in _HEADERS.items():
             response.headers.setdefault(name, value)
         policy = _EXPORTED if request.endpoint == "out" else _POLICY
@@ -93,7 +93,7 @@ def _is_call(raw: bytes) -> bool:
     return all(isinstance(value, (str, int, float, list, type(None))) for value in found.values())
 
 
-def _numbered(page: bytes, nonce: str) -> bytes:
+def _with_nonce(page: bytes, nonce: str) -> bytes:
     """A page of ours whose scripts and styles carry a number; texts in it have no brackets."""
     mark = f' nonce="{nonce}"'.encode()
     return page.replace(b"<script", b"<script" + mark).replace(b"<style", b"<style" + mark)
@@ -115,12 +115,12 @@ def take_uploads(server: Any, token: str, desk: Desk, most: int = MOST) -> None:
                 path.unlink(missing_ok=True)
             return jsonify({"step": key, "name": display_name(name)})
         except ForetellError as error:
-            return jsonify({"error": _plain(error, desk.folder, name)}), 400
+            return jsonify({"error": _without_paths(error, desk.folder, name)}), 400
 
     server.add_url_rule(f"/{token}/upload", "upload", upload, methods=["POST"])
 
 
-def _plain(error: ForetellError, folder: Path, name: str) -> str:
+def _without_paths(error: ForetellError, folder: Path, name: str) -> str:
     """An error message without the studio's temporary file names."""
     text = str(error)
     for path in (folder.resolve(), folder):
@@ -136,7 +136,7 @@ def take_calls(server: Any, token: str, studio: Studio) -> None:
     """`POST call/NAME` with an object as its body answers what the page asks for."""
     from flask import Response, jsonify, request
 
-    def called(name: str) -> Any:
+    def call_endpoint(name: str) -> Any:
         arguments = decode(request.get_data(cache=True), dict[str, Any], "the call")
         try:
             found = answer(studio, name, arguments)
@@ -144,7 +144,7 @@ def take_calls(server: Any, token: str, studio: Studio) -> None:
             return jsonify({"error": error.message, "hint": error.hint or ""})
         return Response(found, mimetype="text/plain") if isinstance(found, str) else jsonify(found)
 
-    server.add_url_rule(f"/{token}/call/<name>", "called", called, methods=["POST"])
+    server.add_url_rule(f"/{token}/call/<name>", "called", call_endpoint, methods=["POST"])
 
 
 def send_page(server: Any, token: str) -> None:

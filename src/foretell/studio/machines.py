@@ -12,7 +12,7 @@ LONGEST = 200_000  # letters of a cluster's text
 MOST = 64  # clusters that are kept
 
 
-def chosen(text: str | None) -> Cluster | None:
+def preset(text: str | None) -> Cluster | None:
     """The cluster of a preset's spec; a path is refused: the page opens no files."""
     if not text or not text.strip():
         return None
@@ -25,7 +25,7 @@ def sized(text: str, gpus: int) -> Cluster:
     """So many GPUs of the machines a preset names."""
     name, _, given = text.partition(":")
     kept = [o for o in given.split(",") if o and not o.startswith(("gpus=", "nodes="))]
-    found = chosen(f"{name}:{','.join([*kept, f'gpus={gpus}'])}")
+    found = preset(f"{name}:{','.join([*kept, f'gpus={gpus}'])}")
     if found is None:
         raise InputError("no machines are chosen", hint="choose a GPU and how many")
     return found
@@ -40,7 +40,7 @@ class Machines:
 
     def put(self, text: str) -> str:
         """Keep the cluster of a text; its key."""
-        cluster = written(text, self._folder)
+        cluster = parse_cluster(text, self._folder)
         key = "text " + cluster.fingerprint()
         if len(self._texts) >= MOST:
             self._texts.pop(next(iter(self._texts)))
@@ -49,10 +49,10 @@ class Machines:
 
     def of(self, key: str | None) -> Cluster | None:
         """The cluster of a key or a preset, None where none is chosen."""
-        return self._texts[key] if key in self._texts else chosen(key)
+        return self._texts[key] if key in self._texts else preset(key)
 
 
-def written(text: str, folder: Path) -> Cluster:
+def parse_cluster(text: str, folder: Path) -> Cluster:
     """The cluster described by the text of a cluster file."""
     if len(text) > LONGEST:
         raise InputError(f"the cluster's text has {len(text)} letters, {LONGEST} at most")

@@ -100,7 +100,7 @@ def check(path: Path, name: str, most: int = MOST_UNPACKED, members: int = MOST_
         except damaged as error:
             raise InputError(f"`{display_name(name)}` cannot be unpacked: {error}") from None
     with open(path, "rb") as file, closing(unpacked(file)) as inner:
-        _counted(inner, name, most)
+        _unpacked_size(inner, name, most)
     return None
 
 
@@ -115,10 +115,10 @@ def _check_zip(path: Path, name: str, most: int, members: int) -> None:
             if inside.is_absolute() or ".." in inside.parts:
                 raise InputError(f"`{display_name(name)}` holds a file outside itself")
             with archive.open(entry) as packed, closing(unpacked(packed)) as inner:  # type: ignore[arg-type]
-                left -= _counted(inner, name, left)
+                left -= _unpacked_size(inner, name, left)
 
 
-def _counted(inner: BinaryIO, name: str, most: int) -> int:
+def _unpacked_size(inner: BinaryIO, name: str, most: int) -> int:
     done = 0
     try:
         while block := inner.read(BLOCK):

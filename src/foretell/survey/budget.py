@@ -82,18 +82,18 @@ def _range(found: Mapping[str, Any], name: str) -> tuple[float | None, float | N
 def junit(rows: Rows, suite: str) -> str:
     """The XML that CI servers read."""
     failed = sum(not passed for _, passed, _ in rows)
-    name = quoteattr(_clean(suite))
+    name = quoteattr(_legal_xml(suite))
     lines = [
         '<?xml version="1.0" encoding="UTF-8"?>',
         f'<testsuites tests="{len(rows)}" failures="{failed}">',
         f'<testsuite name={name} tests="{len(rows)}" failures="{failed}" errors="0" skipped="0">',
     ]
     for test, passed, sentence in rows:
-        text = _clean(sentence)
+        text = _legal_xml(sentence)
         body = f"<system-out>{escape(text)}</system-out>"
         if not passed:
             body = f"<failure message={quoteattr(text)}>{escape(text)}</failure>"
-        case = f"<testcase classname={name} name={quoteattr(_clean(test))}>"
+        case = f"<testcase classname={name} name={quoteattr(_legal_xml(test))}>"
         lines.append(f"{case}{body}</testcase>")
     return "\n".join([*lines, "</testsuite>", "</testsuites>", ""])
 
@@ -108,13 +108,13 @@ def markdown(rows: Rows, title: str) -> str:
     return "\n".join([*lines, "", ""])
 
 
-def _clean(text: str) -> str:
+def _legal_xml(text: str) -> str:
     return text.translate(str.maketrans(_LEGAL))  # type: ignore[arg-type]
 
 
 def _cell(text: str) -> str:
     """Text that cannot leave its cell."""
-    plain = escape(_clean(text).replace("\n", " "))
+    plain = escape(_legal_xml(text).replace("\n", " "))
     for sign in "\\`*_[]|":
         plain = plain.replace(sign, f"\\{sign}")
     return plain

@@ -73,12 +73,12 @@ def _calls(graph: Graph, tasks: Array, rows: Array) -> list[Array]:
 def _work_of(op: str, shape: str, size: float) -> tuple[float, float, bool]:
     """Flop and bytes of one call, and whether it is one matmul."""
     found = requested(op, shape) if shape else ()
-    pairs = [_one(kernel, size) for kernel in found]
+    pairs = [_kernel_work(kernel, size) for kernel in found]
     is_product = len(found) == 1 and found[0].op == "gemm" and found[0].times == 1
     return sum(p[0] for p in pairs), sum(p[1] for p in pairs), is_product
 
 
-def _one(kernel: Kernel, size: float) -> tuple[float, float]:
+def _kernel_work(kernel: Kernel, size: float) -> tuple[float, float]:
     try:
         s = dict(parse(kernel.shape))
     except ValueError:
@@ -148,8 +148,8 @@ def utilisation(graph: Graph, work: Work, device: Device, seconds: float) -> dic
     # Unknown where most kernels have no shapes, or more flop than the device can do.
     if known < 0.5 * spent.sum() or not 0 < ideal.sum() <= ranks * seconds:
         return {"mfu": None, "hfu": None}
-    useful = _useful(graph, work, ideal)
-    main = max(sorted(set(work.formats)), key=lambda f: sum(_of(work, f)))
+    useful = _model_seconds(graph, work, ideal)
+    main = max(sorted(set(work.formats)), key=lambda f: sum(_flops_in(work, f)))
     if main not in FORMATS:  # nothing tells in which format it computes
         return {"mfu": None, "hfu": None}
     return {
@@ -161,11 +161,11 @@ def utilisation(graph: Graph, work: Work, device: Device, seconds: float) -> dic
     }
 
 
-def _of(work: Work, word: str) -> list[float]:
+def _flops_in(work: Work, word: str) -> list[float]:
     return [f for f, w in zip(work.flops.tolist(), work.formats, strict=True) if w == word]
 
 
-def _useful(graph: Graph, work: Work, ideal: Array) -> float:
+def _model_seconds(graph: Graph, work: Work, ideal: Array) -> float:
     """Seconds at peak of what the model asks for: no layer more than three times its forward."""
     layer = graph.layer[work.tasks].astype(np.int64)
     forward = np.isin(graph.phase[work.tasks], (Phase.FORWARD, Phase.LOSS))

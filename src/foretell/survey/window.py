@@ -65,7 +65,7 @@ def window(step: Step, graph: Graph) -> Window:
     begin = float(ends[SHOWN - 1])
     mine = slice(SHOWN * graph.size, (SHOWN + 1) * graph.size)
     first = min(float(row.start[mine].min()), begin)
-    cause, why = _inside(row, mine)
+    cause, why = _own_causes(row, mine)
     line = Timeline(graph, row.start[mine] - first, row.end[mine] - first, cause, why)
     around = Timeline(row.graph, row.start - begin, row.end - begin)
     return Window(step.predicted(graph), line, begin - first, around)
@@ -79,7 +79,7 @@ def measured(line: Timeline) -> PageTimeline:
     return found.shown(name)
 
 
-def _inside(row: Timeline, mine: slice) -> tuple[Array, Array]:
+def _own_causes(row: Timeline, mine: slice) -> tuple[Array, Array]:
     """Causes among a step's own tasks; what the step before let start has none."""
     cause = row.cause[mine].astype(np.int64)
     own = (cause >= mine.start) & (cause < mine.stop)

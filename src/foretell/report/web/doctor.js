@@ -162,7 +162,7 @@ function kernelTable(kernels, roof, bound) {
     table(
       ["op", ...(named ? ["kernel"] : []), ...(placed ? ["module"] : []), "calls>", "time>", "share>", "compute>", "memory>", "bound by", "of roofline>"],
       kernels.map(k => [
-        whole(k.op, 22),
+        whole(k.op, 21),
         ...(named ? [whole(k.kernel, 17)] : []),
         ...(placed ? [whole(k.module || "", 14)] : []),
         count(k.count),
