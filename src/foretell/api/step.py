@@ -85,34 +85,6 @@ def arguments_for_none(name: str) -> InputError:
     )
 
 
-def profiled(
-    script: str,
-    args: tuple[str, ...],
-    folder: Path,
-    progress: Callable[..., None],
-    is_module: bool = False,
-) -> Path:
-    """The trace of a script's step, profiled on this machine."""
-    from foretell.pytorch.intake.request import Script
-    from foretell.pytorch.profile.run import profile
-
-    request = Script(script, args, is_module)
-    return profile(request, folder / "step.json.gz", progress=progress).trace
-
-
-def captured(
-    source: str,
-    args: tuple[str, ...],
-    folder: Path,
-    device: str,
-    progress: Callable[..., None],
-    is_module: bool = False,
-) -> tuple[Graph, tuple[str, ...]]:
-    """The graph of a script's step without times, and notes on how it was captured."""
-    options = CaptureOptions(kernels_of=device, is_module=is_module)
-    return capture_source(source, args, folder / "captured.graph", options, progress)
-
-
 def capture_source(
     source: str,
     args: tuple[str, ...],
@@ -243,14 +215,19 @@ class Step(_Step):
         require_torch()
         path = Path(script)
         with tempfile.TemporaryDirectory(prefix="foretell-") as folder:
-            given = str(path), tuple(args), Path(folder)
             runs = is_module or path.suffix == ".py"
             if cluster is None and runs and any(Path(p).exists() for p in _GPUS):
-                return cls.from_trace(profiled(*given, progress, is_module))
+                from foretell.pytorch.intake.request import Script
+                from foretell.pytorch.profile.run import profile
+
+                request = Script(str(path), tuple(args), is_module)
+                found = profile(request, Path(folder) / "step.json.gz", progress=progress)
+                return cls.from_trace(found.trace)
             on = _cluster(cluster or DEFAULT)
             assert on is not None
-            kind = on.devices[0].name
-            graph, notes = captured(*given, kind, progress, is_module)
+            options = CaptureOptions(kernels_of=on.devices[0].name, is_module=is_module)
+            output = Path(folder) / "captured.graph"
+            graph, notes = capture_source(str(path), tuple(args), output, options, progress)
         if cluster is None:
             assumed = f"no GPU is used: the step is captured and priced on one {DEFAULT}"
             notes = (f"{assumed} (--on: another)", *notes)

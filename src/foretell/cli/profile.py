@@ -48,10 +48,11 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
     Next: foretell whatif step.json.gz amp, or foretell advise step.json.gz.
     """
     from foretell.api.step import require_torch
+    from foretell.pytorch.intake.request import Script
     from foretell.pytorch.profile.run import profile
 
     require_torch()
-    request = _script(script, args, options)
+    request = Script(script, args, options["is_module"])
     with working(f"profiling {Path(script).name}") as tell:
         tell("starting it")
         found = profile(
@@ -62,12 +63,6 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
         answer(_summary(found), options["as_json"], _text)
         for note in found.notes:
             say(note)
-
-
-def _script(name: str, args: tuple[str, ...], options: dict[str, Any]) -> Any:
-    from foretell.pytorch.intake.request import Script
-
-    return Script(name, args, options["is_module"])
 
 
 def _device(name: str) -> str:

@@ -23,12 +23,11 @@ def preset(text: str | None) -> Cluster | None:
 
 def sized(text: str, gpus: int) -> Cluster:
     """So many GPUs of the machines a preset names."""
-    name, _, given = text.partition(":")
-    kept = [o for o in given.split(",") if o and not o.startswith(("gpus=", "nodes="))]
-    found = preset(f"{name}:{','.join([*kept, f'gpus={gpus}'])}")
-    if found is None:
+    from foretell.api import scaling
+
+    if preset(text) is None:
         raise InputError("no machines are chosen", hint="choose a GPU and how many")
-    return found
+    return scaling.sized(text, gpus)
 
 
 class Machines:
