@@ -90,7 +90,8 @@ foretell("export dp=8,zero=3,micro_batch=2,global_batch=64 --to megatron")
 #         --calibration learned.json
 #
 # A run shows what no data sheet has: how fast the cores and the network really are. `fit` reads
-# how long compute, messages and optimizer step took, and calibrates predictions of other plans. Here are runs that were made on two cores with a load of fifteen, three of each plan
+# how long compute, messages and optimizer step took, and calibrates predictions of other plans.
+# Here are runs that were made on two cores with a load of fifteen, three of each plan
 # (`benchmarks/fed_back.py`); only those of the first plan are fed back. Bench counts what a core
 # does at best, not what others leave of it: most of what `fit` learns here is that.
 
