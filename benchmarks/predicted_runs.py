@@ -5,8 +5,8 @@
 One model is run first, which teaches the machine's factors (`foretell run` keeps them); then every
 other model is run under every plan, from the factors of that one run: what runs of the others teach
 is thrown away. Every step has a batch of its own: one that is taken again and again is learnt by
-heart, and its gradients become denormal numbers, which are slow. Ops are timed alone before each
-run; no step of a model is taken before it is predicted. The last lines say how far predictions were
+heart, and its gradients become denormal numbers, which are slow. No step of a
+plan is taken before it is predicted. The last lines say how far predictions were
 off, how far with the load that there was during the steps, how many intervals held, and for how
 many models the plan predicted to be the fastest was, or was within 5 % of it.
 """
@@ -24,13 +24,18 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-STEPS, WARMUP = 20, 3
+STEPS, WARMUP = 60, 3
 SAME = 0.05  # of a step: plans that are as fast as each other
 TAUGHT = ("mlp", "dp={n}")
 PLANS = {
     2: ("dp=2", "dp=2,zero=3", "dp=2,overlap=false", "pp=2,micro_batch={quarter}"),
     4: ("dp=4", "dp=4,zero=3", "dp=2,pp=2,micro_batch={quarter}"),
 }
+MORE = {  # of models whose layers, tokens, experts or images are split
+    2: (("blocks", "tp=2"), ("blocks", "cp=2"), ("blocks", "tp=2,sp=yes"),
+        ("experts", "dp=2,ep=2"), ("images", "spatial=2")),
+    4: (("blocks", "dp=2,tp=2"), ("blocks", "tp=2,cp=2"), ("experts", "dp=4,ep=2")),
+}  # fmt: skip
 HEAD = """import torch
 from torch import nn
 
@@ -108,6 +113,69 @@ class Residual(nn.Module):
 def model():
     return nn.Sequential(*[Residual() for _ in range(12)], nn.Linear(128, 10))
 """),
+    "blocks": (16, WORDS.format(length=64), """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.LayerNorm(128), nn.LayerNorm(128)
+        self.q, self.k, self.v, self.out = (nn.Linear(128, 128) for _ in range(4))
+        self.up, self.down = nn.Linear(128, 512), nn.Linear(512, 128)
+
+    def forward(self, x):
+        b, t, c = x.shape
+        y = self.a(x)
+        q, k, v = (f(y).view(b, t, 4, c // 4).transpose(1, 2) for f in (self.q, self.k, self.v))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(b, t, c))
+        return x + self.down(nn.functional.gelu(self.up(self.b(x))))
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(500, 128)
+        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, x):
+        x = self.words(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+def model():
+    return Words()
+"""),
+    "experts": (256, FLOATS.format(shape="(32,)"), """
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Parameter(0.05 * torch.randn(4, 64, 256))
+        self.down = nn.Parameter(0.05 * torch.randn(4, 256, 64))
+
+    def forward(self, tokens, index, weights):
+        out = torch.zeros_like(tokens)
+        for expert in range(len(self.up)):
+            at, k = (index == expert).nonzero(as_tuple=True)
+            made = nn.functional.gelu(tokens[at] @ self.up[expert]) @ self.down[expert]
+            out = out.index_add(0, at, made * weights[at, k, None])
+        return out
+
+
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(64, 4), Experts()
+
+    def forward(self, x):
+        weights, index = self.router(x).softmax(-1).topk(2)
+        return x + self.experts(x, index, weights)
+
+
+def model():
+    return nn.Sequential(nn.Linear(32, 64), *[Mixture() for _ in range(3)], nn.Linear(64, 10))
+"""),
 }  # fmt: skip
 
 
@@ -133,18 +201,23 @@ def measure(ranks: int, path: Path, *, is_resumed: bool = False) -> None:
         folder = Path(name)
         taught, plan = TAUGHT
         _run(folder, taught, plan.format(n=ranks), folder / "cache")
-        for model in [name for name in BODIES if name != taught]:
-            for text in PLANS[ranks]:
-                plan = text.format(quarter=max(BODIES[model][0] // ranks // 4, 1))
-                if (model, plan) in there:
-                    continue
-                cache = folder / "used"
-                shutil.rmtree(cache, ignore_errors=True)
-                shutil.copytree(folder / "cache", cache)
-                found = _run(folder, model, plan, cache)
-                if found is not None:
-                    rows.append({"model": model, "plan": plan} | found)
-                path.write_text(json.dumps(rows, indent=1) + "\n")
+        for model, text in _cases(ranks):
+            plan = text.format(quarter=max(BODIES[model][0] // ranks // 4, 1))
+            if (model, plan) in there:
+                continue
+            cache = folder / "used"
+            shutil.rmtree(cache, ignore_errors=True)
+            shutil.copytree(folder / "cache", cache)
+            found = _run(folder, model, plan, cache)
+            if found is not None:
+                rows.append({"model": model, "plan": plan} | found)
+            path.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _cases(ranks: int) -> list[tuple[str, str]]:
+    split = {model for model, _ in MORE[ranks]} - {"images"}
+    models = [name for name in BODIES if name != TAUGHT[0] and name not in split]
+    return [(model, text) for model in models for text in PLANS[ranks]] + [*MORE[ranks]]
 
 
 def _run(folder: Path, model: str, plan: str, cache: Path) -> dict[str, Any] | None:
@@ -196,7 +269,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         f"{len(rows)} runs: mean |error| {mean(off):.0%}, median {median(off):.0%}; with the load "
         f"in the steps {mean(then):.0%}, {median(then):.0%}; 80 % interval held {mean(held):.0%}"
     )
-    picked = [_is_picked([r for r in rows if r["model"] == m]) for m in {r["model"] for r in rows}]
+    models = [m for m in BODIES if sum(row["model"] == m for row in rows) > 1]
+    picked = [_is_picked([r for r in rows if r["model"] == m]) for m in models]
     print(f"best plan picked for {sum(picked)} of {len(picked)} models")
 
 

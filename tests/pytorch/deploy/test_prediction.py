@@ -27,7 +27,7 @@ from foretell.cost.price import TimedOp, TimedOps
 from foretell.plan import Plan
 from foretell.predict import predict
 from foretell.pytorch import timed
-from foretell.pytorch.deploy import dry_run, machine, op_times, worker
+from foretell.pytorch.deploy import dry_run, machine, op_times, script_rank, worker
 from foretell.pytorch.deploy.collective import all_gather
 from foretell.pytorch.deploy.op_times import PricedOp
 from foretell.workload import load as workload
@@ -277,6 +277,13 @@ def test_steps_are_summed_up_by_those_with_the_usual_messages():
     assert found.work == pytest.approx(8.0)
 
 
+def test_a_step_calls_its_model_as_often_as_one_op_reads_each_parameter():
+    step = {f"{op}.{k}": [["a", 4]] for op in ("addmm", "t") for k in (0, 1)}
+    step |= {f"_foreach_mul_.{k}": [["a", 4], ["b", 4]] for k in range(5)}
+    assert script_rank._calls(step | {f"mm.{k}": [["b", 4]] for k in range(4)}) == 2
+    assert script_rank._calls({}) == 1
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_copy_has_memory_and_values_of_its_own(device):
     with torch.device(device):
@@ -404,13 +411,14 @@ def dry(script, text):
         pytest.param(WORDS, "dp=2,precision=bf16-mixed", marks=pytest.mark.slow),
         pytest.param(WORDS, "pp=2,micro_batch=2", marks=pytest.mark.slow),
         pytest.param(IMAGES, "filter=2", marks=pytest.mark.slow),
+        pytest.param(WORDS, "dp=2,tp=2", marks=pytest.mark.slow),
     ],
 )
 def test_every_plan_has_a_dry_run_that_leaves_the_model_alone(tmp_path, monkeypatch, made, plan):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.replace("{make}", made[0]).replace("{inputs}", made[1]))
-    for found, took, same in on_ranks(2, dry, str(script), plan):
+    for found, took, same in on_ranks(Plan.parse(plan).ranks, dry, str(script), plan):
         assert same
         assert took is not None
         assert 0 < took.work < took.seconds < 60

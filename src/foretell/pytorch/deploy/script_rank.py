@@ -110,8 +110,9 @@ def _calls(reads: dict[str, Any]) -> int:
     """How often a step calls its model: as often as one op reads the parameter least read."""
     count: Counter[tuple[str, str]] = Counter()
     for name, rows in reads.items():
-        if not name.startswith("_fused"):  # updates
-            count.update({(weight, name.rpartition(".")[0]) for weight, _ in rows})
+        op = name.rpartition(".")[0]
+        if not op.startswith(("_foreach", "_fused")) and not op.endswith("_"):  # updates, clipping
+            count.update({(weight, op) for weight, _ in rows})
     most: dict[str, int] = {}
     for (weight, _), times in count.items():
         most[weight] = max(most.get(weight, 0), times)

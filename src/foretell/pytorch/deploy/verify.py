@@ -203,7 +203,8 @@ def require_equal(verdict: Verdict) -> None:
         f"the plan does not train as one process does: {first} (rank {first.rank})"
         + (f", and {more} more" if more else ""),
         hint="a loss that is a mean over samples, and layers that see one sample at a time, are "
-        "the same under every plan; --no-verify runs it all the same",
+        "the same under every plan; random numbers that a forward draws are not. --no-verify runs "
+        "it all the same",
     )
 
 
