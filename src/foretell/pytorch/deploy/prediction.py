@@ -122,11 +122,13 @@ class Predictor:
         with torch.random.fork_rng(devices=[]):
             try:
                 take = self.step.deploy_copy()
+            except ForetellError as error:
+                why = f" ({error.message})"
             except Exception as error:  # deploying the model itself says more
                 why = f" ({type(error).__name__}: {error})"[:200]
         if agreed(take is not None):
             return take
-        self.why = f"the model cannot be copied{why}"
+        self.why = f"no copy of the model can take its step{why}"
         return None
 
     def predict(self, between: Callable[[], Any] | None = None) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import math
 import os
 import tempfile
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +87,12 @@ def _predictor(asked: Asked, device: str) -> Any:
 
     def made(model: Any, optimizers: Any, deploy_copy: Any) -> Predictor:
         graph = load(Path(asked.captured))
+
+        def deployed() -> Any:
+            if sum(p.numel() for p in model.parameters()) < int(graph.facts.get("parameters", 0)):
+                raise InputError("the script trains several models in one step")
+            return deploy_copy(_calls(graph.facts.get("reads", {})))
+
         step = from_graph(graph, "step")
         found = Predictor(
             Step(
@@ -96,7 +101,7 @@ def _predictor(asked: Asked, device: str) -> Any:
                 lambda on: step,
                 lambda held: _another(optimizers, held),
                 device,
-                partial(deploy_copy, _calls(graph.facts.get("reads", {}))),
+                deployed,
             ),
             plan,
         )
