@@ -446,6 +446,14 @@ class _Search:
 
     def _offered(self, plans: list[Plan], machines: Cluster) -> list[Plan]:
         """Layouts as each framework runs them, compiled and not, those that are accepted."""
+        node = per_node(machines)
+        plans = plans + [  # state shared by a node, or by pairs of replicas (HSDP)
+            p.but(shard=many)
+            for p in plans
+            if p.zero == 3
+            for many in sorted({2, node // (p.tp * p.cp)})
+            if 1 < many < p.dp and p.dp % many == 0
+        ]
         whole = [p.but(etp=1) for p in plans if p.ep > 1 and p.sp]  # experts that are not split
         if not self.options.framework:  # PyTorch's own, compiled where more than data is split
             free = self.within.is_free("fusion")

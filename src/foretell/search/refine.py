@@ -528,12 +528,12 @@ def neighbours(
 
 
 def _degree_moves(plan: Plan, chains: Partitioner) -> Iterator[Plan]:
-    workload, cluster = chains.workload, chains.cluster
+    workload = chains.workload
     yield from _schedule_moves(plan)
     yield from _micro_moves(plan)
     yield from _recompute_moves(plan, blocks_of(plan, workload)[0])
     yield from _layer_moves(plan, workload)
-    yield from _state_moves(plan, cluster)
+    yield from _state_moves(plan)
     yield from _kernel_moves(plan)
     yield from _framework_moves(plan)
     yield from _expert_moves(plan, workload)
@@ -706,15 +706,14 @@ def _layer_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
                     yield plan.but(layers=tuple(assigned))
 
 
-def _state_moves(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
+def _state_moves(plan: Plan) -> Iterator[Plan]:
     """How state is sharded, and how gradients are sent."""
     if plan.dp > 1:
         for zero in (0, 1, 2, 3):
             if zero < 2 or plan.pp == 1:
                 yield _wrapped(plan.but(zero=zero, shard=0))
-        node = int((cluster.nodes == cluster.nodes[0]).sum()) // max(plan.tp * plan.cp, 1)
-        if plan.zero and 1 < node < plan.dp and plan.dp % node == 0:
-            yield plan.but(shard=node)
+        for many in divisors(plan.dp)[1:-1] if plan.zero else ():
+            yield plan.but(shard=many)
         if plan.zero == 3 and plan.shard:
             yield plan.but(shard=0)
         for times in (2.0, 0.5, 4.0):
@@ -809,18 +808,28 @@ def _own(plan: Plan, found: Sequence[Segment], workload: Workload) -> Iterator[P
     """Recompute, sharding and the ways to split layers of one segment."""
     for a, one in enumerate(found):
         p = one.plan
-        changed = list(_recompute_moves(p, one.blocks))
-        changed += [p.but(zero=z) for z in (0, 1, 2) if p.dp > 1]
-        changed += [p.but(offload=False)] if p.offload else []
+        alone = list(_recompute_moves(p, one.blocks))
+        alone += [p.but(zero=z) for z in (0, 1, 2) if p.dp > 1]
+        alone += [p.but(offload=False)] if p.offload else []
+        changed = [(plan.micro_batch, other) for other in alone]
         for other in _splits(p, workload):
             dp, rest = divmod(len(one.ranks), max(other.ranks // (other.dp * other.pp), 1))
-            if dp and not rest and plan.micro_batch % dp == 0:
+            samples = math.lcm(plan.micro_batch, dp)  # more replicas may want larger micro-batches
+            if dp and not rest and plan.global_batch % samples == 0:
                 shard = int(dp > 1) if p.dp == 1 or p.shard == 1 else 0
                 own: dict[str, Any] = {"shard": shard if other.zero == 3 else 0}
-                own |= {"dp": dp, "micro_batch": plan.micro_batch // dp, "shares": ()}
-                changed.append(other.but(**own))
-        for other in changed:
-            yield written(plan, [*found[:a], replace(one, plan=other), *found[a + 1 :]])
+                own |= {"dp": dp, "micro_batch": samples // dp, "shares": ()}
+                changed.append((samples, other.but(**own)))
+        for samples, other in changed:
+            times = samples // plan.micro_batch
+            if times > 1 and any(row.plan.shares for row in found):
+                continue
+            rows = [
+                replace(row, plan=row.plan.but(micro_batch=row.plan.micro_batch * times))
+                for row in found
+            ]
+            rows[a] = replace(one, plan=other)
+            yield written(plan.but(micro_batch=samples), rows)
 
 
 def _merged(plan: Plan, found: Sequence[Segment], chains: Partitioner) -> Iterator[Plan]:
