@@ -215,7 +215,7 @@ LLAMA = "llama:layers=8,hidden=4096,heads=32,seq=2048,vocab=32000"
             "GB/s",
         ),
         ("host", "resnet50", "h100:gpus=1", "dp=1,global_batch=1", "of the step"),
-        ("small kernels", "resnet50", "h100:gpus=8", "filter=8,global_batch=8", "MFU"),
+        ("small kernels", "resnet50", "h100:gpus=8", "filter=8,global_batch=8", "of the peak rate"),
         ("memory", LLAMA, "v100-16:gpus=8", "dp=8,global_batch=8", "of 16 GiB"),
     ],
 )
@@ -314,3 +314,9 @@ def test_paradl_takes_the_best_closed_form_of_its_own_strategies() -> None:
     own = ParaDL().own()
     assert own is not None
     assert own.plan(model, cluster).predicted <= found.predicted
+
+
+def test_a_volume_that_fits_sample_by_sample_alone_is_found() -> None:
+    found = Oracle().plan(load("cosmoflow:size=512,batch=1"), machines("dgx-1-v100:gpus=4"))
+    assert found.plan.micro_batch == 1
+    assert found.plan.spatial

@@ -186,12 +186,12 @@ def _shares(degrees: dict[str, Any]) -> bool:
 
 
 def _micro(share: int, space: Space, own: int) -> Sequence[int]:
-    """Micro-batches that divide a rank's share, the model's `own` among them; all of it if 0."""
+    """Micro-batches that divide a rank's share, the model's `own` among them; all and 1 if 0."""
     some = sorted({m for m in (*space.micro_batch, own) if share % m == 0}) if own else []
     if space.whole_share:
         halves = [share >> k for k in range(share.bit_length()) if share % (1 << k) == 0]
         return sorted({*some, *halves})
-    return some or ((1,) if own else (share,))
+    return some or sorted({1, share if not own else 1})
 
 
 def _schedules(workload: Workload, pp: int, space: Space) -> list[tuple[str, int]]:
