@@ -20,7 +20,7 @@ from foretell.search.kit import in_order, parse, priced, renamed, searcher
 from foretell.search.oracle.planner import Oracle
 from foretell.search.partition import Partitioner, kinds, meshes, pipelines, rows_of
 from foretell.search.placement.planner import PlacementPlanner
-from foretell.search.refine import BEYOND, Evaluator, Race, _on_from, descend, neighbours
+from foretell.search.refine import BEYOND, Evaluator, Race, _repeated_cut, descend, neighbours
 from foretell.workload import load as load_workload
 
 GPT = load_workload("gpt:layers=8,hidden=1024,heads=16")
@@ -275,7 +275,7 @@ def test_moves_are_tried_by_the_closed_form_and_those_far_beyond_come_last() -> 
     left_out = offered.keys() - set(near) - race.late.keys()
     assert left_out
     assert all(offered[p].least >= least for p in left_out)
-    guesses = [offered[p].cost for p in race._few_late()]
+    guesses = [offered[p].cost for p in race._few_postponed()]
     assert guesses == sorted(guesses)
 
 
@@ -288,8 +288,8 @@ def test_a_race_gives_every_start_a_turn_that_is_not_far_behind() -> None:
     assert first.step < near.step < BEYOND * first.step < far.step
     end = descend(starts, on)
     assert end.step <= first.step
-    assert on.is_left(near.plan)
-    assert not on.is_left(far.plan)
+    assert on.is_expanded(near.plan)
+    assert not on.is_expanded(far.plan)
     assert on.evaluations <= 60
 
 
@@ -329,12 +329,12 @@ def test_a_plan_that_fits_is_not_asked_to_run_more_again() -> None:
 def test_ddp_shards_no_parameters_and_fsdp_nothing_less() -> None:
     on = Evaluator(GPT, load("dgx-a100"), budget=10)
     plan = Plan.parse("dp=8,zero=3,micro_batch=1,global_batch=8,framework=fsdp")
-    assert on.can_be(plan)
-    assert not on.can_be(plan.but(zero=1))
-    assert not on.can_be(plan.but(framework="ddp"))
-    assert on.can_be(plan.but(dp=1, tp=8, zero=0))  # one replica has nothing to share
+    assert on.is_valid(plan)
+    assert not on.is_valid(plan.but(zero=1))
+    assert not on.is_valid(plan.but(framework="ddp"))
+    assert on.is_valid(plan.but(dp=1, tp=8, zero=0))  # one replica has nothing to share
     rows = "segments=4+0-3+tp:4/4+4-7+tp:4+zero:3,micro_batch=1,global_batch=8"
-    assert not on.can_be(Plan.parse(rows))  # one stage under FSDP alone
+    assert not on.is_valid(Plan.parse(rows))  # one stage under FSDP alone
     found = {m.zero: m.framework for m in neighbours(plan, GPT, on.cluster) if m.zero < 3}
     assert found == dict.fromkeys((0, 1, 2), "")
 
@@ -412,9 +412,9 @@ def test_a_placement_without_a_micro_batch_is_changed_too(tmp_path: Path) -> Non
 
 def test_a_cut_that_paid_is_moved_on_first() -> None:
     before, after = (Plan(pp=3, micro_batch=1, layers=cut) for cut in ((5, 5, 6), (4, 6, 6)))
-    assert [p.layers for p in _on_from(before, after)] == [(3, 7, 6), (2, 8, 6)]
-    assert not list(_on_from(before, after.but(schedule="gpipe")))
-    assert not list(_on_from(before.but(layers=(2, 8, 6)), after.but(layers=(1, 9, 6))))
+    assert [p.layers for p in _repeated_cut(before, after)] == [(3, 7, 6), (2, 8, 6)]
+    assert not list(_repeated_cut(before, after.but(schedule="gpipe")))
+    assert not list(_repeated_cut(before.but(layers=(2, 8, 6)), after.but(layers=(1, 9, 6))))
 
 
 def test_experts_that_tensor_parallel_ranks_do_not_split_are_among_the_first_layouts() -> None:

@@ -197,7 +197,7 @@ def challenged(number: int, evaluations: int, draws: int, folder: Path) -> dict[
     draw = random.Random(f"plans {number}")
     on = Evaluator(workload, cluster, budget=evaluations)
     every = dict.fromkeys(Drawer(workload, cluster, batch, draw).plans(draws))
-    able = [plan for plan in every if on.can_be(plan)]
+    able = [plan for plan in every if on.is_valid(plan)]
     best = _simulated(able, on, draw) + _walked(found.plan, on, draw)
     least = min(best, key=Found.key, default=None)
     return {
@@ -224,7 +224,7 @@ def _walked(start: Plan, on: Evaluator, draw: random.Random) -> list[Found]:
         for _ in range(draw.randint(1, WALK)):
             near = list(on.neighbours(plan))
             draw.shuffle(near)
-            plan = next((p for p in near if on.can_be(p)), plan)
+            plan = next((p for p in near if on.is_valid(p)), plan)
         ends.append(plan)
     return on.of(ends)
 

@@ -214,7 +214,7 @@ class Everything:
         return not plan.segments and (plan.pp == 1 or len(self.cluster.devices_by_kind()) == 1)
 
     def _by_closed_form(self, plans: list[Plan]) -> list[Found]:
-        able = [plan for plan in plans if self.on.can_be(plan)]
+        able = [plan for plan in plans if self.on.is_valid(plan)]
         able += [plan.but(optimizer_kernels="fused") for plan in able]
         guess = self.on.estimated(able)
         order, found, least = sorted(guess, key=lambda p: (guess[p].cost, str(p))), [], math.inf

@@ -24,7 +24,7 @@ from foretell.io import read_toml
 from foretell.plan import save
 from foretell.report import words
 from foretell.search.oracle import Space, counts, limits, scaling
-from foretell.search.oracle.scale import Row, front, more_or_less
+from foretell.search.oracle.scale import Row, front, marginal_gains
 from foretell.search.purchase import Offer, chosen, offers
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ def oracle(
         rows=tuple(rows),
         limits=limits(workload, samples(numbers[-1])),
         front=tuple(front(rows)),
-        more=tuple(more_or_less(rows)),
+        more=tuple(marginal_gains(rows)),
         notes=tuple(workload.notes),
         epoch=epoch,
     )

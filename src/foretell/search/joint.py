@@ -141,7 +141,7 @@ class Restriction:
         return cls(axes, {name: getattr(plan, name) for name in sorted(names)})
 
     @cached_property
-    def held(self) -> dict[str, Any]:
+    def fixed_values(self) -> dict[str, Any]:
         """Fields that keep a value: those of axes that are not free, and those that are fixed."""
         shut = [] if not self.only else [a for a in AXES if a not in (*self.only, *_FREE)]
         out = {name: getattr(_PLAIN, name) for axis in shut for name in AXES[axis]}
@@ -149,7 +149,7 @@ class Restriction:
 
     def is_free(self, axis: str) -> bool:
         """Whether an axis may change at all."""
-        return not all(name in self.held for name in AXES[axis])
+        return not all(name in self.fixed_values for name in AXES[axis])
 
     def filled(self, plan: Plan) -> Plan:
         """A plan with the fixed fields that no layout is made of: numerics, buckets, framework."""
@@ -159,21 +159,21 @@ class Restriction:
 
     def allows(self, plan: Plan, workload: Workload) -> bool:
         """Whether a plan keeps to it."""
-        if not self.held:
+        if not self.fixed_values:
             return True
         if not plan.segments:
-            return all(_same(plan, name, value) for name, value in self.held.items())
+            return all(_same(plan, name, value) for name, value in self.fixed_values.items())
         if not self.is_free("pp") or not self._segments_allowed(plan):
             return False
         rows = segments(plan, workload)
-        own = {n: v for n, v in self.held.items() if n in (*OWN, "dp")}
-        if self.held.get("pp", len(rows)) != len(rows):
+        own = {n: v for n, v in self.fixed_values.items() if n in (*OWN, "dp")}
+        if self.fixed_values.get("pp", len(rows)) != len(rows):
             return False
         return all(_same(row.plan, name, value) for row in rows for name, value in own.items())
 
     def _segments_allowed(self, plan: Plan) -> bool:
         rest = ("layers", "segments", "pp", "dp", "micro_batch", *OWN)
-        return all(_same(plan, n, v) for n, v in self.held.items() if n not in rest)
+        return all(_same(plan, n, v) for n, v in self.fixed_values.items() if n not in rest)
 
     def require_possible(self, ranks: int) -> None:
         """Raise where fixed degrees do not divide the number of devices."""
@@ -200,7 +200,7 @@ def _same(plan: Plan, name: str, value: Any) -> bool:
 SLACK = 0.97  # sizes of a micro-batch between those that were priced may do a little better
 MOST = 256  # ways to split a layer that are priced
 FULL = 0.9  # of the usable memory: beyond that it decides what else could be chosen
-SAME = 0.005  # of a step: plans closer than that are no alternative worth a word
+SAME = 0.005  # of a step: plans closer than that are no alternative worth reporting
 _SPENT = {
     "compute_s": "compute",
     "exchange_s": "TP/CP/EP communication",
@@ -250,7 +250,7 @@ class Joint(Planner):
             starts += search.on.of(list(search.branches_apart()))
             if starts:
                 best = descend(starts, search.on, search.tell, kind=_kind, late=search.late)
-                search.take(min([best, *search.ordered(best)], key=Found.key))
+                search.record(min([best, *search.ordered(best)], key=Found.key))
             for planner in search.methods(swept):
                 try:
                     one = planner.plan(workload, cluster, search.watch)
@@ -258,13 +258,13 @@ class Joint(Planner):
                 except ForetellError as error:
                     search.failed[planner.name] = error.message
                     continue
-                start = search.kept(planner, one)
+                start = search.record_method(planner, one)
                 if start:  # what a placement becomes with other kernels
                     end = descend(start, search.on, search.tell)
-                    search.take_changed(one, start[0], end)
+                    search.record_changed(one, start[0], end)
         except KeyboardInterrupt:
             stopped = not search.on.is_late
-            search.take(search.on.best())
+            search.record(search.on.best())
             if not search.best:
                 raise
         finally:
@@ -395,7 +395,7 @@ class _Search:
             batch=0 if usual else self.batch // self.cluster.size,
         )
 
-    def take(self, best: Found | None, name: str = "joint") -> None:
+    def record(self, best: Found | None, name: str = "joint") -> None:
         """Keep the best of the plans that were simulated here."""
         if best is None:
             return
@@ -429,7 +429,7 @@ class _Search:
             SPACE, framework=self.options.framework, tp_inside=inside, **self._fixed_choices()
         )
         found = layouts(self.workload, machines.size, self.batch, per_node(machines), space)
-        if self.workload.most("tp") > 1 or "recompute" in self.within.held:
+        if self.workload.most("tp") > 1 or "recompute" in self.within.fixed_values:
             return found
         return found + [p.but(recompute="full") for p in found]  # ParaDL's space has none
 
@@ -463,7 +463,7 @@ class _Search:
                 most = [p for p in plans if p.zero == 0 and (p.ranks > 1 or self.is_mixed)]
                 own = [unsharded(p, compiled=free) for p in most]
                 more += own + [p.but(optimizer_kernels="fused") for p in own if free]
-                more += [p.but(framework=self._usual()) for p in plans if p.zero == 3]
+                more += [p.but(framework=self._framework()) for p in plans if p.zero == 3]
             plans = plans + more
         plans = plans + whole
         fixed = self.within.fixed or {}
@@ -475,7 +475,7 @@ class _Search:
         plans = [p for p in plans if self._accepts(p)]
         return [p for p in with_cuts(plans, self.workload, machines) if self._accepts(p)]
 
-    def _usual(self) -> str:
+    def _framework(self) -> str:
         """The framework that splits such a model; DeepSpeed shards parameters with its kernels."""
         split = Plan(pp=2, precision=self.options.precision)
         return resolved(split, self.workload.most("tp") > 1, self.workload.dtype).framework
@@ -511,7 +511,7 @@ class _Search:
             least = f"the nearest lacks {float(swept.found.missing.min()) / 2**30:.1f} GiB a device"
             self.failed["degrees"] = f"none of {len(swept.plans)} layouts fits: {least}"
             return []
-        chosen = _apart(swept, order, int(self.on.budget * LAYOUTS))
+        chosen = _diverse(swept, order, int(self.on.budget * LAYOUTS))
         return _offers(swept, chosen)
 
     def partitioned(self, swept: Swept) -> Offers:
@@ -560,11 +560,11 @@ class _Search:
             return []
         spare = [i for i in ranked(swept) if swept.plans[i].dp > 1 and swept.plans[i].chunks == 1]
         found: dict[Plan, float] = {}
-        for i in _apart(swept, spare, PARTITIONED):
-            for other in self._spread(swept.plans[i]):
+        for i in _diverse(swept, spare, PARTITIONED):
+            for other in self._interleaved(swept.plans[i]):
                 for one in share_moves(other, self.on.chains):
                     if self._accepts(one):
-                        found[one] = self.on.roughly(one)
+                        found[one] = self.on.rough_cost(one)
         self.looked += len(found)
         least = min((one.cost for one in starts), default=float("inf"))
         near = [p for p in found if found[p] <= least]
@@ -589,7 +589,7 @@ class _Search:
                     placed = model(self.workload, self.cluster, "y", plan=one, micro_batches=turns)
                     yield solved(placed, turns, work=ORDERED / APART).plan
 
-    def _spread(self, plan: Plan) -> Iterator[Plan]:
+    def _interleaved(self, plan: Plan) -> Iterator[Plan]:
         """A layout on the ranks in order; with every kind of device in each stage."""
         yield plan
         every = partition.kinds(self.cluster)
@@ -617,7 +617,7 @@ class _Search:
             swept = sweep(plans, self.workload, machines)
             self.looked += len(plans)
             few = max(int(self.on.budget * PARTS / len(parts)), 2)
-            chosen = _apart(swept, ranked(swept), few)
+            chosen = _diverse(swept, ranked(swept), few)
             yield [(took, p.but(placement=ranks)) for took, p in _offers(swept, chosen)]
 
     def _least(self) -> float:
@@ -645,7 +645,7 @@ class _Search:
             return False
         return True
 
-    def kept(self, planner: PlacementPlanner | FusionPlanner, one: Planned) -> list[Found]:
+    def record_method(self, planner: PlacementPlanner | FusionPlanner, one: Planned) -> list[Found]:
         """Keep what a method found; a placement, simulated, to change one thing at a time."""
         self.looked += one.evaluations
         if self._accepts(one.plan) and (one.prediction is None or one.prediction.fits):
@@ -655,10 +655,10 @@ class _Search:
         self.on.budget += min(len(list(self.on.neighbours(one.plan))), 2 * HEAD) + 4
         return self.on.of([one.plan])
 
-    def take_changed(self, one: Planned, start: Found, end: Found) -> None:
+    def record_changed(self, one: Planned, start: Found, end: Found) -> None:
         """Keep a placement with other kernels where it is shorter."""
         if end.cost < self._worth(one) and end.plan != start.plan:
-            self.take(end, "placement, compiled")
+            self.record(end, "placement, compiled")
 
     def answer(self, swept: Swept, bound: float) -> Planned:
         """The shortest step, with what all found and cost."""
@@ -771,23 +771,23 @@ def _without_recompute(swept: Swept) -> list[Plan]:
     return list(seen)
 
 
-def _apart(swept: Swept, order: list[int], most: int) -> list[int]:
+def _diverse(swept: Swept, order: list[int], most: int) -> list[int]:
     """The first layouts in order, and among them the first three of every strategy.
 
     One that runs more again than it must, or that the closed form cannot tell from one before, is
     left out.
     """
     seen: dict[str, int] = {}
-    firsts, told, fits = list[int](), set[object](), {swept.plans[i] for i in order}
+    firsts, notes, fits = list[int](), set[object](), {swept.plans[i] for i in order}
     good = []
     for i in order:
         plan = swept.plans[i]
         name, again = strategy(plan), plan.recompute
         same = name, plan.micro_batch, plan.framework, round(float(swept.found.step[i]), 12)
         less = {"none": (), "selective": ("none",), "full": ("none", "selective")}[again]
-        if same in told or any(plan.but(recompute=word) in fits for word in less):
+        if same in notes or any(plan.but(recompute=word) in fits for word in less):
             continue
-        told.add(same)
+        notes.add(same)
         good.append(i)
         if seen.get(name, 0) < 3:
             seen[name] = seen.get(name, 0) + 1
@@ -892,11 +892,11 @@ def reasons(
     """What a reader should know of the answer, a sentence each."""
     if best is None:
         return ()
-    told = [_bottleneck(best), _binding(best, cluster)]
+    notes = [_bottleneck(best), _binding(best, cluster)]
     apart = [p for p in others if p.step > best.step * (1 + SAME)]
     if apart:
-        told.append(_next(best, apart[0]))
-    return tuple(told)
+        notes.append(_next(best, apart[0]))
+    return tuple(notes)
 
 
 def _long_run(best: Prediction | None, cluster: Cluster) -> tuple[str, ...]:

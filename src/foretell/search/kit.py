@@ -138,13 +138,15 @@ def renamed(plan: Plan, ranks: tuple[int, ...], cluster: Cluster) -> Plan:
         return plan
     made = plan.cluster and cluster.fingerprint()
     if plan.segments:
-        rows = tuple((row[0], _moved(row[1], ranks), *row[2:]) for row in plan.segments)
+        rows = tuple((row[0], _rename_group(row[1], ranks), *row[2:]) for row in plan.segments)
         return plan.but(segments=rows, cluster=made)
     if plan.groups:
-        rows = tuple((*row[:3], *(_share(item, ranks) for item in row[3:])) for row in plan.groups)
+        rows = tuple(
+            (*row[:3], *(_rename_share(item, ranks) for item in row[3:])) for row in plan.groups
+        )
         return plan.but(groups=rows, cluster=made)
     if plan.stages:
-        rows = tuple((_moved(row[0], ranks), *row[1:]) for row in plan.stages)
+        rows = tuple((_rename_group(row[0], ranks), *row[1:]) for row in plan.stages)
         acts = {ranks[rank]: row for rank, row in enumerate(plan.actions)}
         orders = tuple(acts.get(rank, ()) for rank in range(max(acts) + 1))
         return plan.but(stages=rows, actions=orders, cluster=made)
@@ -153,11 +155,11 @@ def renamed(plan: Plan, ranks: tuple[int, ...], cluster: Cluster) -> Plan:
     return plan.but(placement=placement, cluster=made)
 
 
-def _moved(text: str, ranks: tuple[int, ...]) -> str:
+def _rename_group(text: str, ranks: tuple[int, ...]) -> str:
     return group_text(ranks[rank] for rank in ranks_of(text))
 
 
-def _share(item: str, ranks: tuple[int, ...]) -> str:
+def _rename_share(item: str, ranks: tuple[int, ...]) -> str:
     rank, _, samples = item.partition(":")
     return f"{ranks[int(rank)]}:{samples}"
 

@@ -125,7 +125,7 @@ def pipelines(
         options = {ranks: options_of(ranks, plain, workload, cluster) for ranks in every}
         for count in range(1, len(every) + 1):
             for some in combinations(every, count):
-                for guess, meshes, _ in _of_kinds(some, options, plain, workload):
+                for guess, meshes, _ in _chains(some, options, plain, workload):
                     key = tuple(meshes)
                     if key not in chains or guess < chains[key][0]:
                         chains[key] = guess, meshes, plain
@@ -147,7 +147,7 @@ def resolved_common(plan: Plan, workload: Workload) -> Plan:
     return plan.but(**{name: getattr(asked, name) for name in RESOLVED})
 
 
-def _of_kinds(
+def _chains(
     some: Sequence[tuple[int, ...]], options: Options, plain: Plan, workload: Workload
 ) -> Iterator[tuple[float, list[Mesh], Plan]]:
     """Chains over some kinds of device."""
@@ -238,7 +238,9 @@ def _cuts(
     least = _least(offered, workload.num_blocks)
     if not math.isfinite(least):
         return
-    chosen = {tuple(_fewest(offered, least * s, workload.num_blocks)) for s in SLACK_OF_KINDS}
+    chosen = {
+        tuple(_fewest_stages(offered, least * s, workload.num_blocks)) for s in SLACK_OF_KINDS
+    }
     turns = plain.global_batch // b
     for picked in sorted(chosen):
         for order in permutations(picked) if len(picked) < 4 else (picked, picked[::-1]):
@@ -267,7 +269,7 @@ def _least(offered: list[list[Option]], blocks: int) -> float:
     return high
 
 
-def _fewest(
+def _fewest_stages(
     offered: list[list[Option]], bottleneck: float, blocks: int
 ) -> Iterator[tuple[int, int]]:
     """For each kind the option of fewest stages that leaves enough to the others."""
@@ -327,7 +329,7 @@ class Partitioner:
         turns = whole.global_batch // micro_samples(stages[0].plan)
         for one in stages:  # before the tables are made of them
             for mode in MODES if not one.plan.shares else ():
-                self._rated(one, mode)
+                self._priced_layers(one, mode)
         ends_at = len(stages) - 1
         tables = [
             self.table(one, _in_flight(one.plan, s, turns), (s == 0, s == ends_at))
@@ -338,7 +340,7 @@ class Partitioner:
         if not np.isfinite(least):
             return None
         cuts = {shortest(took, least * slack) for slack in SLACK}
-        hops = [self._hop(a, b) for a, b in pairwise(stages)]
+        hops = [self._send(a, b) for a, b in pairwise(stages)]
         guess, ends = min((_took(_each(took, ends), hops, turns), ends) for ends in cuts)
         rows = chained(meshes, tables, ends)
         guess += max(self._after(one, row) for one, row in zip(stages, rows, strict=True))
@@ -357,7 +359,7 @@ class Partitioner:
         each = [
             self._seconds(one, row, end) for one, row, end in zip(stages, rows, ends, strict=True)
         ]
-        hops = [self._hop(a, b) for a, b in pairwise(stages)]
+        hops = [self._send(a, b) for a, b in pairwise(stages)]
         after = max(self._after(one, row) for one, row in zip(stages, rows, strict=True))
         took = _took(each, hops, turns) + after + self._tied(stages, whole)
         return took * slowdown(plan, self.cluster)
@@ -385,7 +387,7 @@ class Partitioner:
         if mesh.plan.shares or row.plan.offload:
             return True
         times = self.times[:, end - row.blocks, end]
-        plain, again = self._rated(mesh, "none"), self._rated(mesh, mode)
+        plain, again = self._priced_layers(mesh, "none"), self._priced_layers(mesh, mode)
         kept = plain.kept + share * (again.kept - plain.kept)
         held = float(np.sum(times * (plain.state + flying * kept)))
         held += float(np.max(np.where(times > 0, again.moment, 0.0)))
@@ -396,10 +398,10 @@ class Partitioner:
         if mesh.plan.shares:
             return max(self._seconds(one, row, end) for one in self._replicas(mesh))
         times, mode = self.times[:, end - row.blocks, end], row.plan.recompute
-        once = portable.product(self._rated(mesh, "none").seconds[None], times)
+        once = portable.product(self._priced_layers(mesh, "none").seconds[None], times)
         if mode == "none":
             return float(once[0])
-        again = portable.product(self._rated(mesh, mode).seconds[None], times)
+        again = portable.product(self._priced_layers(mesh, mode).seconds[None], times)
         share = (row.plan.recompute_layers or row.blocks) / row.blocks
         return float(once[0] + share * (again[0] - once[0]))
 
@@ -442,7 +444,7 @@ class Partitioner:
         whole = common_of(less, [mesh], self.workload)
         firsts = range(0, len(mesh.ranks), inner)
         some = [explicit(Mesh(mesh.ranks[k : k + inner], less), whole, plan.pp) for k in firsts]
-        shares = _by_speed([self._once(one) for one in some], samples)
+        shares = _shares([self._whole_model(one) for one in some], samples)
         if len(set(shares)) == 1:
             return None
         own = plan.but(
@@ -451,10 +453,10 @@ class Partitioner:
         )  # fmt: skip
         return Mesh(mesh.ranks, own)
 
-    def _once(self, mesh: Mesh) -> float:
+    def _whole_model(self, mesh: Mesh) -> float:
         """Seconds of the whole model, forward and backward, if all of it were here."""
         times = np.array([float(layer.times) for layer in self.workload.layers])
-        return float(portable.product(self._rated(mesh, "none").seconds[None], times)[0])
+        return float(portable.product(self._priced_layers(mesh, "none").seconds[None], times)[0])
 
     @property
     def _is_large(self) -> bool:
@@ -481,15 +483,15 @@ class Partitioner:
     def table(self, mesh: Mesh, flying: int, ends: tuple[bool, bool]) -> Table:
         """Every range of blocks on one stage that holds so many micro-batches at once."""
         if mesh.plan.shares:
-            return _slower([self.table(one, flying, ends) for one in self._replicas(mesh)])
+            return _slowest([self.table(one, flying, ends) for one in self._replicas(mesh)])
         key = mesh.plan, self._machines(mesh), flying, ends
         if key not in self._tables:
-            rates = {mode: self._rated(mesh, mode) for mode in MODES}
+            rates = {mode: self._priced_layers(mesh, mode) for mode in MODES}
             limit = room(self.cluster.part(mesh.ranks)) / ROUNDING
             self._tables[key] = _table(self.times, rates, flying, limit, ends)
         return self._tables[key]
 
-    def _rated(self, mesh: Mesh, mode: str) -> _Rates:
+    def _priced_layers(self, mesh: Mesh, mode: str) -> _Rates:
         """Every layer alone: its seconds, and what it makes a rank hold."""
         key = mesh.plan, self._machines(mesh), mode
         if key not in self._rates:
@@ -505,7 +507,7 @@ class Partitioner:
             self._rates[key] = _Rates(took.both, state, held.each * np.ones(many), moment)
         return self._rates[key]
 
-    def _hop(self, first: Mesh, then: Mesh) -> float:
+    def _send(self, first: Mesh, then: Mesh) -> float:
         """Seconds to send a micro-batch on: of the rank that has most to send or receive."""
         key = first.plan, then.plan, self._machines(first), self._machines(then)
         if key not in self._ends:
@@ -608,7 +610,7 @@ def _table(
     return Table(best, modes, counts)
 
 
-def _slower(tables: Sequence[Table]) -> Table:
+def _slowest(tables: Sequence[Table]) -> Table:
     """What replicas that wait for each other take, and the most that any of them runs again."""
     found = tables[0]
     for one in tables[1:]:
@@ -621,7 +623,7 @@ def _slower(tables: Sequence[Table]) -> Table:
     return found
 
 
-def _by_speed(each: Sequence[float], samples: int) -> list[int]:
+def _shares(each: Sequence[float], samples: int) -> list[int]:
     """Samples of ranks that take so long for as many: their part, what is left to who ends first.
 
     Every rank has one at least.

@@ -132,7 +132,7 @@ class Evaluator:
         plans = [self.filled(plan) for plan in plans]
         able, same = list[Plan](), dict[str, str]()  # same: another text of a plan that is known
         for plan in dict.fromkeys(plans):
-            text, form = str(plan), self._form(plan)
+            text, form = str(plan), self._resolved_text(plan)
             self._plans[text] = plan
             if text in self.known:
                 continue
@@ -168,7 +168,9 @@ class Evaluator:
     def new(self, plans: Iterable[Plan]) -> list[Plan]:
         """Plans that can be and are accepted, of which nothing is known yet."""
         asked = dict.fromkeys(self.filled(plan) for plan in plans)
-        return [p for p in asked if str(p) not in self.known and self.can_be(p) and self.accepts(p)]
+        return [
+            p for p in asked if str(p) not in self.known and self.is_valid(p) and self.accepts(p)
+        ]
 
     def estimated(self, plans: Sequence[Plan]) -> dict[Plan, Guess]:
         """What is made least, by the closed form, all plans at once; it has none of some.
@@ -176,7 +178,7 @@ class Evaluator:
         Stages on unlike devices have a rough guess and no bound.
         """
         found = {
-            p: Guess(self.roughly(p), 0.0, self.chains.fits(p))
+            p: Guess(self.rough_cost(p), 0.0, self.chains.fits(p))
             for p in plans
             if not self.is_seen(p)
         }
@@ -201,7 +203,7 @@ class Evaluator:
                     found[bare[p]] = Guess(self.cost(p, step), self.cost(p, least), not missing)
         return found
 
-    def roughly(self, plan: Plan) -> float:
+    def rough_cost(self, plan: Plan) -> float:
         """What is made least, by a rough guess of a chain of stages; 0 where there is none."""
         if plan.groups or plan.sync or plan.stages or not plan.micro_batch:
             return 0.0
@@ -214,7 +216,7 @@ class Evaluator:
     def chains(self) -> Partitioner:
         return Partitioner(self.workload, self.cluster)
 
-    def untried(self, limit: float) -> list[Found]:
+    def unexpanded(self, limit: float) -> list[Found]:
         """Plans from which no move was tried, none above a limit, the best first.
 
         Of plans that take equally long the first one goes first, all others come last.
@@ -226,17 +228,17 @@ class Evaluator:
         for cost, text in found:
             plan, one = self._plan(text), self.known[text]
             same, last = cost <= last * (1 + SAME), cost
-            if one is not None and cost <= limit and not self.is_left(plan):
+            if one is not None and cost <= limit and not self.is_expanded(plan):
                 (again if same else first).append(Found(plan, one, cost))
         return first + again
 
-    def is_left(self, plan: Plan) -> bool:
+    def is_expanded(self, plan: Plan) -> bool:
         """Whether moves from a plan were tried."""
-        return self._form(plan) in self.left
+        return self._resolved_text(plan) in self.left
 
-    def leave(self, plan: Plan) -> Plan:
+    def mark_expanded(self, plan: Plan) -> Plan:
         """Note that moves from a plan are tried; the plan in degrees where it is one of those."""
-        self.left.add(self._form(plan))
+        self.left.add(self._resolved_text(plan))
         if plan.segments:
             alike = as_degrees(plan, segments(plan, self.workload), self.cluster)
             return plan if alike is None else alike
@@ -278,11 +280,11 @@ class Evaluator:
             "foretell": version("foretell"),
         }  # fmt: skip
 
-    def can_be(self, plan: Plan) -> bool:
+    def is_valid(self, plan: Plan) -> bool:
         """Whether a plan is one for this model and these machines."""
-        return bool(self._form(plan))
+        return bool(self._resolved_text(plan))
 
-    def _form(self, asked: Plan) -> str:
+    def _resolved_text(self, asked: Plan) -> str:
         """A plan with all it leaves open settled; empty where it cannot be."""
         if asked in self._settled:
             return self._settled[asked]
@@ -359,11 +361,11 @@ class Descent:
         """Go on from the best of some moves if it pays."""
         lower = min(found, key=Found.key, default=self.best)
         if lower.cost < self.best.cost * (1 - SAME):
-            self.further = list(_on_from(self.best.plan, lower.plan))
+            self.further = list(_repeated_cut(self.best.plan, lower.plan))
             self.best, self.moves = lower, None
 
 
-def _on_from(before: Plan, after: Plan) -> Iterator[Plan]:
+def _repeated_cut(before: Plan, after: Plan) -> Iterator[Plan]:
     """A change of the blocks of stages once and twice more, where it was the only change."""
     if before.layers and after.layers and before.but(layers=after.layers) == after:
         moved = [b - a for a, b in zip(before.layers, after.layers, strict=True)]
@@ -397,7 +399,7 @@ def descend(
             on.budget, race.live = whole, [Descent(race.best)]
             continue
         if one.moves is None:  # propose, and estimate in batch
-            plan = on.leave(one.best.plan)
+            plan = on.mark_expanded(one.best.plan)
             offered = on.estimated(on.new(on.neighbours(plan)))
             one.moves = one.further + race.ordered(plan, one.best.cost, offered)
         found = on.of(one.moves[:BATCHED])  # lower and simulate
@@ -431,7 +433,7 @@ class Race:
         self.live = [one for one in self.live if one.moves is None or one.moves]
         near = [one for one in self.live if one.best.cost <= BEYOND * self.lead]
         if not near and self.kind:
-            near = self.live = self._further()
+            near = self.live = self._new_descents()
             self.lead = min((one.best.cost for one in near), default=self.lead)
         if not near:
             return None
@@ -450,16 +452,16 @@ class Race:
         self.best = one.best
         return True
 
-    def _further(self) -> list[Descent]:
+    def _new_descents(self) -> list[Descent]:
         """New descents: from strategies met on the way, the next best plans, what is far beyond."""
-        near = self.on.untried(BEYOND * self.best.cost)
+        near = self.on.unexpanded(BEYOND * self.best.cost)
         starts = self._of_new_kinds(near) or near[:AGAIN]
-        starts = starts or [one for one in self.firsts if not self.on.is_left(one.plan)]
-        if not starts and (few := self._few_late()):
+        starts = starts or [one for one in self.firsts if not self.on.is_expanded(one.plan)]
+        if not starts and (few := self._few_postponed()):
             return [Descent(self.best, few)]
         return [Descent(one) for one in starts]
 
-    def _few_late(self) -> list[Plan]:
+    def _few_postponed(self) -> list[Plan]:
         """The best guesses of those far beyond that could still be ahead."""
         able = [p for p, guess in self.late.items() if guess.least < self.best.cost]
         few = sorted(self.on.new(able), key=self._rank)[:BATCHED]
@@ -537,12 +539,12 @@ def _degree_moves(plan: Plan, chains: Partitioner) -> Iterator[Plan]:
     yield from _kernel_moves(plan)
     yield from _framework_moves(plan)
     yield from _expert_moves(plan, workload)
-    yield from _apart(plan, chains)
+    yield from _as_segments(plan, chains)
     yield from share_moves(plan, chains)
-    yield from _traded(plan, workload)
+    yield from _degree_trades(plan, workload)
 
 
-def _apart(plan: Plan, chains: Partitioner) -> Iterator[Plan]:
+def _as_segments(plan: Plan, chains: Partitioner) -> Iterator[Plan]:
     """Stages on unlike devices changed one by one, or in another order, as segments."""
     rows = in_segments(plan, chains.workload)
     if rows is not None and len(chains.cluster.devices_by_kind()) > 1:
@@ -555,11 +557,11 @@ def share_moves(plan: Plan, chains: Partitioner) -> Iterator[Plan]:
     if plan.dp == 1 or not plan.micro_batch or alike:
         return
     one = rows_of(plan, chains.workload)[0]
-    for other in _shared_out(one, micro_samples(plan), micro_batches(plan), chains):
+    for other in _share_moves(one, micro_samples(plan), micro_batches(plan), chains):
         yield plan.but(shares=other.plan.shares, micro_batch=other.plan.micro_batch)
 
 
-def _shared_out(one: Segment, samples: int, turns: int, chains: Partitioner) -> Iterator[Segment]:
+def _share_moves(one: Segment, samples: int, turns: int, chains: Partitioner) -> Iterator[Segment]:
     """A stage whose replicas have other shares of its micro-batches of so many samples."""
     plan = one.plan
     if not plan.shares:
@@ -592,7 +594,7 @@ def in_segments(plan: Plan, workload: Workload) -> Plan | None:
     return written(plan.but(pp=1, layers=(), placement=()), rows_of(plan, workload))
 
 
-def _halved(plan: Plan) -> Iterator[Plan]:
+def _with_half(plan: Plan) -> Iterator[Plan]:
     """Stages in another order, with micro-batches as they are and of half as many samples."""
     yield plan
     if plan.micro_batch % 2 == 0:
@@ -725,7 +727,7 @@ def _state_moves(plan: Plan) -> Iterator[Plan]:
         yield plan.but(sp=not plan.sp)
 
 
-def _traded(plan: Plan, workload: Workload) -> Iterator[Plan]:
+def _degree_trades(plan: Plan, workload: Workload) -> Iterator[Plan]:
     """Two degrees against each other, the micro-batches as they are."""
     axes = [a for a in ("dp", "tp", "pp", "cp") if a == "dp" or workload.most(a) > 1 or a == "pp"]
     for give in axes:
@@ -749,18 +751,18 @@ def _segment_moves(plan: Plan, chains: Partitioner) -> Iterator[Plan]:
     found = segments(plan, workload)
     yield from _kernel_moves(plan)
     yield from _segment_frameworks(plan, found)
-    yield from _own(plan, found, workload)
+    yield from _stage_moves(plan, found, workload)
     for name in ONE_CHUNK:
-        yield from _halved(plan.but(schedule=name))
+        yield from _with_half(plan.but(schedule=name))
     for micro in (plan.micro_batch * 2, plan.micro_batch // 2):
         if micro and plan.global_batch % micro == 0:
             yield plan.but(micro_batch=micro)
-    yield from _halved(written(plan, found[::-1]))
-    yield from _merged(plan, found, chains)
+    yield from _with_half(written(plan, found[::-1]))
+    yield from _merges(plan, found, chains)
     yield from _block_moved(plan, found)
     turns = plan.global_batch // max(plan.micro_batch, 1)
     for a, one in enumerate(found):
-        for other in _shared_out(one, plan.micro_batch, turns, chains) if one.plan.dp > 1 else ():
+        for other in _share_moves(one, plan.micro_batch, turns, chains) if one.plan.dp > 1 else ():
             yield written(plan, [*found[:a], other, *found[a + 1 :]])
     for a in range(len(found) - 1 if len(found) > 2 else 0):  # neighbours change places
         yield written(plan, [*found[:a], found[a + 1], found[a], *found[a + 2 :]])
@@ -804,7 +806,7 @@ def _splits(plan: Plan, workload: Workload) -> Iterator[Plan]:
                 yield plan.but(spatial=cut if max(cut) > 1 else ())
 
 
-def _own(plan: Plan, found: Sequence[Segment], workload: Workload) -> Iterator[Plan]:
+def _stage_moves(plan: Plan, found: Sequence[Segment], workload: Workload) -> Iterator[Plan]:
     """Recompute, sharding and the ways to split layers of one segment."""
     for a, one in enumerate(found):
         p = one.plan
@@ -832,7 +834,7 @@ def _own(plan: Plan, found: Sequence[Segment], workload: Workload) -> Iterator[P
             yield written(plan.but(micro_batch=samples), rows)
 
 
-def _merged(plan: Plan, found: Sequence[Segment], chains: Partitioner) -> Iterator[Plan]:
+def _merges(plan: Plan, found: Sequence[Segment], chains: Partitioner) -> Iterator[Plan]:
     """Two segments that are split alike as one with the replicas of both, shared evenly or not."""
     turns = plan.global_batch // max(plan.micro_batch, 1)
     for a in range(len(found) - 1):
@@ -843,5 +845,5 @@ def _merged(plan: Plan, found: Sequence[Segment], chains: Partitioner) -> Iterat
         own = first.plan.but(dp=dp, micro_batch=max(samples // dp, 1), shares=())
         one = Segment(first.blocks + then.blocks, first.ranks + then.ranks, own)
         some = [one] if len(found) > 2 and samples % dp == 0 else []
-        for other in (*some, *_shared_out(one, samples, turns, chains)):
+        for other in (*some, *_share_moves(one, samples, turns, chains)):
             yield written(plan, [*found[:a], other, *found[a + 2 :]])

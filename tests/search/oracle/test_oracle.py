@@ -23,7 +23,7 @@ from foretell.search.oracle import (
     sweep,
 )
 from foretell.search.oracle.planner import Oracle, ParaDL
-from foretell.search.oracle.scale import front, more_or_less
+from foretell.search.oracle.scale import front, marginal_gains
 from foretell.workload import load
 
 GPT = "gpt:layers=24,hidden=2048,heads=16,seq=2048,vocab=51200,dtype=bf16"
@@ -146,8 +146,8 @@ class TestScaling:
         assert "layer-wise collectives" in [f.name for f in split.findings]
 
     def test_cost_is_printed_by_default(self, rows):
-        assert len(more_or_less(rows)) == 2
-        assert "56 more devices (8 → 64) save" in more_or_less(rows)[1]
+        assert len(marginal_gains(rows)) == 2
+        assert "56 more devices (8 → 64) save" in marginal_gains(rows)[1]
 
     def test_an_epoch(self, rows):
         assert rows[0].epoch(1000) == pytest.approx(1000 * rows[0].step / rows[0].batch)

@@ -27,12 +27,12 @@ from foretell.plan.plan import levels
 from foretell.plan.prices import Estimate, by_collective, estimate
 from foretell.workload import Workload
 
-CROWDED = 1.4  # times as long as alone: from there on links are crowded
+CONGESTED = 1.4  # times as long as alone: from there on links are crowded
 LARGE = 1e9  # bytes: a message that bandwidth decides
 SPLITS = ("filter", "channel", "height", "width", "depth")
 
 
-SHARE = 0.10  # of a step from which on a part is worth a word
+SHARE = 0.10  # of a step from which on a part is worth reporting
 # Of compute that runs again: a forward in four passes; of `selective`, about a fifth of a forward,
 # the scores of attention (Korthikanti et al., arXiv 2205.05198, section 5).
 AGAIN = {"full": 0.25, "selective": 0.05}
@@ -104,7 +104,7 @@ def input_bytes(workload: Workload) -> float:
     return (2.0 if "d" in first.dims else 1.0) * math.prod(sides)
 
 
-def intake(cluster: Cluster) -> float:
+def input_bandwidth(cluster: Cluster) -> float:
     """Bytes/s that reach one node: over its NICs, or its host's bus where it has none."""
     node = cluster.node(0)
     if node.nics:
@@ -126,7 +126,7 @@ class Finding:
 def findings(
     plan: Plan, found: Estimate, row: int, workload: Workload, cluster: Cluster
 ) -> list[Finding]:
-    """Everything worth a word about one layout of an estimate: of its time first, worst first."""
+    """What is worth reporting about one layout: of its time first, worst first."""
     step = float(found.step[row])
     parts = {n: float(getattr(found, n)[row]) / step for n in _PARTS}
     limits_found = _halo(plan, parts, step, workload, cluster)
@@ -137,13 +137,13 @@ def findings(
         for part, (name, remedy) in _PARTS.items()
         if parts[part] > SHARE and part != "compute"
     ]
-    limits_found += _crowded(plan, parts, cluster)
-    limits_found += _uneven(plan, parts, workload, cluster)
-    limits_found += _again(plan, found, row)
+    limits_found += _congested(plan, parts, cluster)
+    limits_found += _imbalanced(plan, parts, workload, cluster)
+    limits_found += _recompute(plan, found, row)
     limits_found += _split(plan, found, row, workload, cluster)
     limits_found += _input(plan, step, workload, cluster)
     limits_found += _memory(plan, found, row, workload, cluster)
-    limits_found += _lost(plan, found, row, cluster, workload)
+    limits_found += _small_kernels(plan, found, row, cluster, workload)
     return sorted(limits_found, key=lambda f: (f.of != "step", -f.share, f.name))
 
 
@@ -170,10 +170,10 @@ def _halo(
     return [Finding("halo exchange", share, evidence, "cut fewer dims, or larger images")]
 
 
-def _crowded(plan: Plan, parts: dict[str, float], cluster: Cluster) -> list[Finding]:
+def _congested(plan: Plan, parts: dict[str, float], cluster: Cluster) -> list[Finding]:
     """Gradients that share links with others of the same step, or go over thin uplinks."""
     longer = crowding(plan, cluster)
-    if parts["reduce"] <= SHARE or longer < CROWDED:
+    if parts["reduce"] <= SHARE or longer < CONGESTED:
         return []
     share = parts["reduce"] * (1 - 1 / longer)
     evidence = f"gradients take {longer:.1f} times as long as with all links to themselves"
@@ -181,7 +181,7 @@ def _crowded(plan: Plan, parts: dict[str, float], cluster: Cluster) -> list[Find
     return [Finding("congestion", share, evidence, remedy)]
 
 
-def _uneven(
+def _imbalanced(
     plan: Plan, parts: dict[str, float], workload: Workload, cluster: Cluster
 ) -> list[Finding]:
     """Stages that wait for the slowest of them."""
@@ -209,7 +209,7 @@ def _split(
 def _input(plan: Plan, step: float, workload: Workload, cluster: Cluster) -> list[Finding]:
     """Samples that come in more slowly than they are worked on."""
     each = input_bytes(workload) * plan.global_batch / cluster.num_nodes
-    share = each / intake(cluster) / step
+    share = each / input_bandwidth(cluster) / step
     if share <= SHARE:
         return []
     rate = f"{each / step / 1e9:.2g} GB/s of samples per node"
@@ -218,7 +218,7 @@ def _input(plan: Plan, step: float, workload: Workload, cluster: Cluster) -> lis
     return [Finding("input", share, evidence, remedy)]
 
 
-def _again(plan: Plan, found: Estimate, row: int) -> list[Finding]:
+def _recompute(plan: Plan, found: Estimate, row: int) -> list[Finding]:
     """Work done twice: activations recomputed."""
     if plan.recompute == "none":
         return []
@@ -253,7 +253,7 @@ def _memory(
     return limits_found
 
 
-def _lost(
+def _small_kernels(
     plan: Plan, found: Estimate, row: int, cluster: Cluster, workload: Workload
 ) -> list[Finding]:
     """How much longer kernels take than at the devices' peak: split shapes run less well."""

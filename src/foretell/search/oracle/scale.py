@@ -293,13 +293,13 @@ def front(rows: Sequence[Row]) -> list[Row]:
     return sorted(kept, key=lambda row: (1 / row.samples, row.gpus, row.strategy))
 
 
-def _more(share: float) -> str:
+def _percent_more(share: float) -> str:
     """0.12 → `12 % more`; below half a percent `the same`."""
     sign = "more" if share >= 0 else "less"
     return f"{100 * abs(share):.0f} % {sign}" if abs(share) >= 5e-3 else "the same"
 
 
-def more_or_less(rows: Sequence[Row]) -> list[str]:
+def marginal_gains(rows: Sequence[Row]) -> list[str]:
     """What each further step in devices saves in time and costs in money, of the best layouts."""
     best: dict[int, Row] = {}
     for row in rows:
@@ -313,6 +313,6 @@ def more_or_less(rows: Sequence[Row]) -> list[str]:
         verb = "save" if time >= 0 else "lose"
         found.append(
             f"{more - fewer} more devices ({fewer} → {more}) {verb} "
-            f"{100 * abs(time):.0f} % of the time and cost {_more(cost)} per sample"
+            f"{100 * abs(time):.0f} % of the time and cost {_percent_more(cost)} per sample"
         )
     return found
