@@ -431,3 +431,13 @@ def test_collectives_say_their_bytes_and_ranks():
     once = 512 * 1024 * 2.0  # words of a sample, their width, bytes of a number
     # Forward and backward of 24 layers have two all-reduces each, for four micro-batches.
     assert graph.comm_bytes[blocks].sum() == pytest.approx(24 * 4 * 4 * once)
+
+
+@pytest.mark.parametrize("schedule", ["v-half", "v-min"])
+def test_a_stage_without_a_kernel_is_lowered(schedule: str) -> None:
+    """Two blocks over four chunks: the embedding or the head alone, behind what FSDP gathers."""
+    model = load_workload("gpt:layers=2,hidden=512,heads=4,seq=256,vocab=1024")
+    plan = Plan.parse(f"pp=2,zero=3,micro_batch=4,global_batch=4,schedule={schedule}")
+    cluster = load_cluster("a100-80:gpus=2")
+    graph = lower(plan.but(compile=True, framework="fsdp"), model, cluster)
+    assert simulate(graph).seconds > 0

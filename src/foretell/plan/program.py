@@ -866,7 +866,8 @@ def _spans(program: Program, begin: Ids, sizes: Ids, kernel: Any) -> _Spans:
         np.concatenate([getattr(one, name) for one in stages])
         for name in ("chain", "way", "chunk", "micro")
     )
-    lead = np.array([[p.kind for p in pieces].index("kernel") for pieces in program.chains])
+    kinds = [[p.kind for p in pieces] for pieces in program.chains]
+    lead = np.array([one.index("kernel") if "kernel" in one else 0 for one in kinds])
     where = way, np.repeat(np.arange(len(stages)), counts), chunk, micro
     shape = (WEIGHT + 1, len(stages), int(chunk.max()) + 1, int(micro.max()) + 1)
     first, last = np.full((2, *shape), NONE)
