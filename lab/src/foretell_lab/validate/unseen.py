@@ -8,7 +8,7 @@
     published    tables of NVIDIA, Databricks and Kempner: Megatron-core and FSDP on H100 to GB300,
                  dense and MoE, one source for each (tables/published_runs.csv and .toml)
     projects     runs that six projects report of themselves, on A100: nothing was looked at before
-    reported     320 runs of sixteen further reports, V100 to MI350X, mixed boards, LoRA
+    reported     525 runs of 27 further reports, V100 to MI350X, mixed boards, LoRA
                  (tables/reported_runs.csv and .toml)
     images       networks of images and encoders on one H200, from their family's spec alone
                  (benchmarks/measured/training_parts_h200.json); host time is from other steps
