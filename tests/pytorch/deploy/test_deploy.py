@@ -298,7 +298,7 @@ def test_what_the_model_does_not_allow():
     ("text", "words"),
     [
         ("cp=2,spatial=2", "cp=2 beside height=2"),
-        ("ep=2,dp=2,tp=2", "ep=2"),
+        ("ep=2,dp=2,filter=2", "ep=2"),
         ("dp=2,offload=yes", "offload"),
         ("dp=2,pp=2,zero=3,actions=F0+B0/F0+I0+W0", "zero=2 keeps them"),
         ("dp=2,dtype=fp4", "dtype=fp4"),
