@@ -14,7 +14,7 @@ from table import Row
 from foretell.cluster import Cluster, load
 from foretell.errors import ForetellError
 from foretell.plan import Plan
-from foretell.search.schedule.find import Solved, solved
+from foretell.search.schedule.find import SolvedModel, solve_model
 from foretell.search.schedule.model import model
 from foretell.workload import Workload
 from foretell.workload import load as load_workload
@@ -67,7 +67,7 @@ def machines(gpus: int, plenty: bool, device: str) -> Cluster:
 def one(
     what: Workload, gpus: int, shape: str, method: str, micro_batch: int, *, plenty: bool,
     batch: int = BATCH, mode: str = "train", device: str = NVLINK,
-) -> Solved:  # fmt: skip
+) -> SolvedModel:  # fmt: skip
     """One way to run a batch."""
     num = batch // micro_batch
     options = {"recompute": "yes" if mode == "train" else "no", "mode": mode}
@@ -75,7 +75,7 @@ def one(
     found = model(
         what, machines(gpus, plenty, device), shape, plan=plan, micro_batches=num, **options
     )
-    return solved(found, num, method=method, work=4.0)
+    return solve_model(found, num, method=method, work=4.0)
 
 
 def fixed(
@@ -113,7 +113,7 @@ def training() -> list[Row]:
 def trained(name: str, what: Workload, gpus: int, micro: int) -> tuple[Row, list[float]]:
     """One model on one cluster."""
     shapes = ("v", "m", "nn", "x", "tp") if name == "mT5" else ("v", "m", "x", "tp")
-    ours: list[Solved] = []
+    ours: list[SolvedModel] = []
     for shape in shapes:
         try:
             ours.append(one(what, gpus, shape, "search", micro, plenty=False))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from foretell.search.schedule import anneal, find, integer_problem, replay, shape, wrong
-from foretell.search.schedule.integer_problem import Budget, ticks
+from foretell.search.schedule.integer_problem import Budget, in_integers
 
 
 class Clock:
@@ -34,7 +34,7 @@ def test_the_search_ends_in_time_however_slow_the_machine_is(monkeypatch, limit,
         engine.solve(integer_problem.solver().CpModel())  # an empty one
         return integer_problem.solver().UNKNOWN
 
-    monkeypatch.setattr(integer_problem, "_interruptible", slow)
+    monkeypatch.setattr(integer_problem, "_solve_interruptibly", slow)
     problem = shape(spec).limited(memory)
     budget = Budget(1e9, limit, clock=clock)
     found = find._search(problem, num, "makespan", 4, budget, lambda *_: None)
@@ -55,19 +55,19 @@ def test_a_part_of_a_budget_is_charged_to_the_whole():
 @pytest.mark.parametrize("spec", ["v:devices=4", "k:devices=4", "nn:devices=4", "loop:devices=3"])
 def test_annealing_knows_what_its_moves_lead_to(spec):
     num = 6
-    whole = ticks(shape(spec).limited(4), num)
+    whole = in_integers(shape(spec).limited(4), num)
     rows = replay.arrays(whole)
-    walk = anneal._walk(whole, rows, num)
+    walk = anneal._order_state(whole, rows, num)
     price = int(np.max(rows.time))
-    order = np.array([b * num + m for b, m in next(replay.dispatch(whole, num))], np.int64)
+    order = np.array([b * num + m for b, m in next(replay.list_schedules(whole, num))], np.int64)
     for seed in range(5):
         order, cost, best, least, _ = anneal.anneal(
             rows, walk, num, order, seed, 20_000, 2.0, 0, price
         )
-        starts, held = replay.traced(rows, num, order)
+        starts, held = replay.starts_and_peaks(rows, num, order)
         ends = starts.reshape(-1, num) + rows.time[:, None]
         assert walk.start.tolist() == starts.tolist()
-        over = walk.held[anneal._OVER]
+        over = walk.counters[anneal._OVER]
         assert cost == ends.max() + price * over
         assert (over == 0) == all(h <= r for h, r in zip(held, rows.room, strict=True))
-        assert replay.length(rows, num, best) == least
+        assert replay.order_makespan(rows, num, best) == least

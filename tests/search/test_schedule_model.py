@@ -24,8 +24,15 @@ from foretell.plan.stage_placement import (
 )
 from foretell.predict import predict
 from foretell.search.schedule import schedule, wrong
-from foretell.search.schedule.find import best, solved
-from foretell.search.schedule.model import Asked, Cutting, arrange, cut, model, models
+from foretell.search.schedule.find import solve_model, solve_models
+from foretell.search.schedule.model import (
+    PartitionRequest,
+    PlacementRequest,
+    model,
+    models,
+    partition,
+    stages_of_shape,
+)
 from foretell.workload import Workload, load
 
 SMALL = "gpt:layers=8,hidden=1024,heads=16,seq=1024,vocab=200000"
@@ -53,7 +60,7 @@ def prices(spec, cluster, **plan):
 def test_the_cut_is_the_best_of_all_cuts(four):
     query = prices(SMALL, four)
     line = (0, *(1 for _ in range(8)), 2)
-    stages = cut(Cutting(query, line, (0, 1, 2), 8, widths=(1,)))
+    stages = partition(PartitionRequest(query, line, (0, 1, 2), 8, widths=(1,)))
 
     def longest(ends):
         runs = [line[a:b] for a, b in zip((0, *ends), (*ends, len(line)), strict=True)]
@@ -73,7 +80,7 @@ def test_slow_devices_get_fewer_layers(mixed):
     names = [d.name for d in mixed.devices]
     assert len(set(names)) == 2
     query = prices("gpt:layers=24,hidden=512,heads=8,seq=512,vocab=1024", mixed)
-    stages = cut(Cutting(query, (1,) * 24, (0, 1, 2, 3), 64, widths=(1,)))
+    stages = partition(PartitionRequest(query, (1,) * 24, (0, 1, 2, 3), 64, widths=(1,)))
     layers = {s.ranks[0]: s.last - s.first for s in stages}
     r = [float((query.rates((k,)).forward)[1]) for k in range(4)]
     quick, slow = int(np.argmin(r)), int(np.argmax(r))
@@ -117,23 +124,25 @@ def test_one_stage_on_all_ranks_is_tensor_parallelism(spec, four):
 
 
 def test_shapes_put_layers_where_they_say(four):
-    query = Asked(prices(MT5, four), 8)
+    query = PlacementRequest(prices(MT5, four), 8)
     workload = query.workload
     names = {layer.name: i for i, layer in enumerate(workload.layers)}
     for shape, wide in (("m", {"embedding", "head"}), ("nn", {"embedding", "target", "head"})):
-        made = arrange(shape, query)
+        made = stages_of_shape(shape, query)
         on_all = {n for n, i in names.items() for p in made if p.times[i] and len(p.ranks) == 4}
         assert on_all == wide
         assert [sum(p.times[i] for p in made) for i in names.values()] == [1, 4, 1, 4, 1]
-    small = Asked(prices(SMALL, four), 8)
-    homes = {shape: [p.ranks[0] for p in arrange(shape, small)] for shape in ("loop", "wave")}
+    small = PlacementRequest(prices(SMALL, four), 8)
+    homes = {
+        shape: [p.ranks[0] for p in stages_of_shape(shape, small)] for shape in ("loop", "wave")
+    }
     assert homes == {"loop": [0, 1, 2, 3, 0, 1, 2, 3], "wave": [0, 1, 2, 3, 3, 2, 1, 0]}
-    flava = Asked(prices(FLAVA, four), 8)
-    made = arrange("k", flava)
+    flava = PlacementRequest(prices(FLAVA, four), 8)
+    made = stages_of_shape("k", flava)
     halves = [{r for p in made if p.times[i] for r in p.ranks} for i in (1, 3)]
     assert not halves[0] & halves[1]
     assert set(made[-1].ranks) == {0, 1, 2, 3}
-    two = arrange("x", Asked(prices(SMALL, four), 8))
+    two = stages_of_shape("x", PlacementRequest(prices(SMALL, four), 8))
     half = len(two) // 2
     assert [p.ranks for p in two[half:]] == [p.ranks for p in two[:half]][::-1]
 
@@ -184,7 +193,7 @@ def test_recompute_is_decided_by_stage_where_memory_is_short(four):
     small = replace(short, problem=short.problem.limited(
         [0.55 * c for c in schedule(free, 8, work=0.5).peak_memory]
     ))  # fmt: skip
-    found = solved(small, 8, work=0.3)
+    found = solve_model(small, 8, work=0.3)
     assert found.taken
     assert len(found.taken) <= len(small.problem.choices)
     ways = [p.ways for p in found.model.places]
@@ -255,7 +264,7 @@ def test_memory_of_the_schedule_is_that_of_the_plan(four):
 
 def test_the_best_shape_wins_and_is_saved(tmp_path, four):
     workload = load(SMALL)
-    every = best(models(workload, four, plan=PLAN, recompute="no"), 8, work=0.3)
+    every = solve_models(models(workload, four, plan=PLAN, recompute="no"), 8, work=0.3)
     assert {s.model.shape for s in every} >= {"v", "m", "x", "tp"}
     assert [s.per_sample for s in every] == sorted(s.per_sample for s in every)
     save(every[0].plan, tmp_path / "best.plan")
@@ -348,10 +357,10 @@ def test_odd_sizes_of_clusters(gpus):
     workload = load("gpt:layers=2,hidden=256,heads=4,seq=128,vocab=1000")
     cluster = load_cluster(f"v100-16:gpus={gpus}")
     for found in models(workload, cluster, plan=PLAN, micro_batches=2):
-        one = solved(found, 2, work=0.3)
+        one = solve_model(found, 2, work=0.3)
         assert one.prediction.step > 0
     with pytest.raises(InputError, match="cannot be shared by 2 copies"):
-        solved(model(workload, load_cluster("v100-16:gpus=2"), "x", plan=PLAN), 3)
+        solve_model(model(workload, load_cluster("v100-16:gpus=2"), "x", plan=PLAN), 3)
 
 
 WRONG_PLANS = {

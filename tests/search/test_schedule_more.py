@@ -20,9 +20,9 @@ from foretell.search.schedule import (
     shape,
     wrong,
 )
-from foretell.search.schedule.find import HEADER, compare, decided
-from foretell.search.schedule.problem import linked
-from foretell.search.schedule.schedule import folder, svg, text
+from foretell.search.schedule.find import HEADER, choose_options, compare
+from foretell.search.schedule.problem import price_messages
+from foretell.search.schedule.schedule import cache_folder, svg, text
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_cache_that_cannot_be_written_is_left_alone(tmp_path, monkeypatch):
     found = schedule(shape("v"), 8, 4, cache=tmp_path / "file" / "below")
     assert found.makespan == 44
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert folder() == tmp_path / "foretell" / "schedules"
+    assert cache_folder() == tmp_path / "foretell" / "schedules"
 
 
 def recomputing(problem, extra):
@@ -191,31 +191,31 @@ def recomputing(problem, extra):
 def test_recompute_is_chosen_only_where_memory_needs_it():
     problem = recomputing(shape("v:backward=2"), extra=1.0)
 
-    assert decided(problem.limited(4), 8) == ()
-    taken = decided(problem.limited(1), 8)
+    assert choose_options(problem.limited(4), 8) == ()
+    taken = choose_options(problem.limited(1), 8)
     found, alone = (schedule(problem.limited(1).choosing(t), 8, work=0.5) for t in (taken, ()))
     assert taken
     assert found.makespan < alone.makespan
     with pytest.raises(InfeasibleError, match="no combination of recompute 0"):
-        decided(problem.limited(0.1), 8)
+        choose_options(problem.limited(0.1), 8)
 
 
 def test_messages_cost_time_beside_the_compute_or_instead_of_it():
     problem = shape("v:devices=2")
-    beside = linked(problem, lambda first, then: 0.5)
+    beside = price_messages(problem, lambda first, then: 0.5)
     assert schedule(beside, 8).makespan == 8 * 4 + 4 + 2 * 0.5
-    instead = linked(problem, lambda first, then: 0.5, overlap=False)
+    instead = price_messages(problem, lambda first, then: 0.5, overlap=False)
     assert [b.kind for b in instead.blocks].count("C") == 2
     assert max(instead.work) == 5
     found = schedule(instead, 8)
     assert found.per_micro_batch == 5
     assert wrong(instead, found.starts, found.order) is None
-    free = linked(problem, lambda first, then: 0.0, overlap=False)
+    free = price_messages(problem, lambda first, then: 0.0, overlap=False)
     assert free == problem
 
 
 def test_a_message_needs_no_link_where_the_receiver_has_it():
-    sharded = linked(shape("m:devices=2"), lambda first, then: 1.0)
+    sharded = price_messages(shape("m:devices=2"), lambda first, then: 1.0)
     lags = {(w.on, w.block): w.lag for w in sharded.waits}
     assert lags[0, 1] == 0.0  # from the block on all devices
     assert lags[1, 2] == 1.0
@@ -260,17 +260,17 @@ def test_a_plan_takes_a_searched_order_as_its_actions():
     from foretell.cluster import load as load_cluster
     from foretell.plan import Plan
     from foretell.predict import predict
-    from foretell.search.schedule.find import searched
+    from foretell.search.schedule.find import with_searched_order
     from foretell.workload import load as load_workload
 
     model = load_workload("gpt:layers=14,hidden=1024,heads=16,seq=512")
     node = load_cluster("dgx-a100:gpus=4")
     plan = Plan(pp=4, layers=(2, 4, 4, 4), micro_batch=1, global_batch=10)
-    found = searched(plan, model, node, work=0.5)
+    found = with_searched_order(plan, model, node, work=0.5)
     assert found is not None
     assert found.schedule == "actions"
     said = predict(found, model, node)
     assert said.fits
     fixed = [predict(plan.but(schedule=s), model, node).step for s in ("1f1b", "zb-h1", "zb-h2")]
     assert said.step <= min(fixed) * (1 + 1e-6)
-    assert searched(plan.but(global_batch=100_000), model, node, work=0.5) is None
+    assert with_searched_order(plan.but(global_batch=100_000), model, node, work=0.5) is None

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from foretell.errors import InfeasibleError, InputError
 from foretell.search.schedule import Block, Problem, Wait, integer_problem, schedule, shape, wrong
-from foretell.search.schedule.integer_problem import ticks
-from foretell.search.schedule.replay import end, replay
+from foretell.search.schedule.integer_problem import in_integers
+from foretell.search.schedule.replay import end_time, replay
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def shortest_by_trying(problem, num):
         if all(place[w.on, m] < place[w.block, m] for w in problem.waits for m in range(num)):
             starts = replay(order, problem.seconds, devices, after)
             if wrong(problem, starts, order) is None:
-                length = end(starts, problem.seconds)
+                length = end_time(starts, problem.seconds)
                 best = length if best is None else min(best, length)
     return best
 
@@ -259,8 +259,8 @@ def test_small_cases_are_solved_to_the_optimum(problem, num, memory):
         return
     found = schedule(problem, num, memory, work=2.0)
     assert found.makespan == pytest.approx(best)
-    whole = ticks(limited, num)
-    assert float(integer_problem.makespan(whole, num)) * whole.unit <= best * (1 + 1e-9)
+    whole = in_integers(limited, num)
+    assert float(integer_problem.makespan_bound(whole, num)) * whole.unit <= best * (1 + 1e-9)
 
 
 @st.composite

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.search.schedule import Block, Problem, Wait, exact_search, schedule, shape, wrong
-from foretell.search.schedule.exact_search import repeat
-from foretell.search.schedule.integer_problem import Budget, period, ticks
-from foretell.search.schedule.replay import replay, unroll
+from foretell.search.schedule.exact_search import solve_pattern
+from foretell.search.schedule.integer_problem import Budget, in_integers, period_bound
+from foretell.search.schedule.replay import replay, unrolled_order
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,12 @@ def test_long_patterns_come_near_the_bound():
 
 
 def test_what_states_do_not_cover_is_left_to_the_solver():
-    apart = ticks(shape("x").limited(3), 4)  # two pipelines that nothing ties together
-    lagged = ticks(shape("v:lag=1").limited(3), 4)
-    roomy = ticks(shape("v"), 4)
+    apart = in_integers(shape("x").limited(3), 4)  # two pipelines that nothing ties together
+    lagged = in_integers(shape("v:lag=1").limited(3), 4)
+    roomy = in_integers(shape("v"), 4)
     for whole in (apart, lagged, roomy):
-        assert exact_search.least(whole, Fraction(20), Budget(5)) is None
-        assert exact_search.pattern(whole, Fraction(20), Fraction(1), Budget(5)) is None
+        assert exact_search.rate_bound_by_states(whole, Fraction(20), Budget(5)) is None
+        assert exact_search.pattern_by_states(whole, Fraction(20), Fraction(1), Budget(5)) is None
 
 
 @st.composite
@@ -59,19 +59,19 @@ def pipelines(draw):
 @settings(max_examples=25, deadline=None)
 @given(pipelines())
 def test_no_pattern_of_the_solver_beats_the_states(problem):
-    whole = ticks(problem, 4)
+    whole = in_integers(problem, 4)
     alone = Fraction(sum(whole.time))
-    bound = exact_search.least(whole, alone, Budget(5))
+    bound = exact_search.rate_bound_by_states(whole, alone, Budget(5))
     assert bound is not None
-    assert bound >= period(whole)
+    assert bound >= period_bound(whole)
     for size in (1, 2):
         under = -(-bound * size // 1) - 1  # the largest whole period that would beat the bound
-        status, _ = repeat(whole, size, int(under), "any", Budget(5), 5)
+        status, _ = solve_pattern(whole, size, int(under), "any", Budget(5), 5)
         assert status == "none"
-    found = exact_search.pattern(whole, alone, bound, Budget(5))
+    found = exact_search.pattern_by_states(whole, alone, bound, Budget(5))
     if bound < alone:
         assert found is not None
         assert Fraction(found.period, found.unroll) == bound
-        items = unroll(found, len(whole.time), 3 * found.unroll)
+        items = unrolled_order(found, len(whole.time), 3 * found.unroll)
         starts = replay(items, problem.seconds, whole.devices, whole.after)
         assert wrong(problem, starts, items) is None

@@ -24,17 +24,17 @@ from foretell.search.schedule import Problem, Schedule, load, shape
 from foretell.search.schedule import schedule as find_schedule
 from foretell.search.schedule.find import (
     WORK,
-    Solved,
-    best,
-    decided,
+    SolvedModel,
+    choose_options,
     require_limit,
+    solve_models,
     time_left,
 )
 from foretell.search.schedule.model import Model
 from foretell.search.schedule.model import model as model_of_shape
 from foretell.search.schedule.model import models as models_of_shapes
-from foretell.search.schedule.problem import occupying
-from foretell.search.schedule.schedule import folder, svg
+from foretell.search.schedule.problem import lags_as_messages
+from foretell.search.schedule.schedule import cache_folder, svg
 from foretell.search.schedule.schedule import text as drawn
 
 _EARLY = {"time": ", stopped by the time limit", "interrupted": ", interrupted: the best so far"}
@@ -107,7 +107,7 @@ class ScheduleResult(Result):
 class ModelSchedule(ScheduleResult):
     """The schedule of a model on a cluster: the plan that runs it, and its predicted step."""
 
-    every: tuple[Solved, ...] = ()  # of every pipeline shape that fits, fastest first
+    every: tuple[SolvedModel, ...] = ()  # of every pipeline shape that fits, fastest first
     _unit = staticmethod(words.seconds)
 
     @property
@@ -197,7 +197,7 @@ def schedule(
     """
     require_limit(time_limit)
     ends = None if time_limit is None else time.monotonic() + time_limit
-    kept = folder() if cache == "default" else cache
+    kept = cache_folder() if cache == "default" else cache
     limits: dict[str, Any] = {"method": method, "cache": kept, "progress": progress, "work": work}
     if cluster is not None:
         found = pipelines(
@@ -205,14 +205,14 @@ def schedule(
             split=split, recompute=recompute, offload=offload, frozen=frozen, overlap=overlap,
             ends=ends,
         )  # fmt: skip
-        every = best(found, micro_batches, time_limit=time_left(ends), **limits)
+        every = solve_models(found, micro_batches, time_limit=time_left(ends), **limits)
         return ModelSchedule(every[0].schedule, every[0].taken, tuple(every))
     require_model(
         {"plan": plan, "infer": infer, "split": split, "frozen": frozen, "pipeline": pipeline}
     )
     problem = problem_of(placement, memory=memory, speed=speed, overlap=overlap)
 
-    taken = decided(problem, micro_batches, ends) if problem.choices else None
+    taken = choose_options(problem, micro_batches, ends) if problem.choices else None
     chosen = problem if taken is None else problem.choosing(taken)
     one = find_schedule(chosen, micro_batches, time_limit=time_left(ends), **limits)
     return ScheduleResult(one, taken)
@@ -225,7 +225,7 @@ def problem_of(
     problem = placement if isinstance(placement, Problem) else _read(os.fspath(placement))
     num = problem.num_devices
     if overlap != "beside":
-        problem = occupying(problem, overlap)
+        problem = lags_as_messages(problem, overlap)
     links = problem.num_devices - num  # they hold nothing, and are as quick as they are
     if memory is not None:
         each = _each(memory, "memory", num)

@@ -105,9 +105,9 @@ def _methods_text(found: dict[str, str]) -> str:
 
 
 def _cache(options: dict[str, Any]) -> Path | None:
-    from foretell.search.schedule.schedule import folder
+    from foretell.search.schedule.schedule import cache_folder
 
-    return None if options["no_cache"] else folder()
+    return None if options["no_cache"] else cache_folder()
 
 
 def _parse_numbers(text: str, option: str) -> list[float] | None:

@@ -72,7 +72,7 @@ from foretell.search.oracle.space import (
 from foretell.search.partition import Partitioner, divisors, meshes, rows_of
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.refine import BEYOND, Evaluator, Found, Guess, descend, share_moves, unsharded
-from foretell.search.schedule.find import require_limit, searched, solved
+from foretell.search.schedule.find import require_limit, solve_model, with_searched_order
 from foretell.search.schedule.model import model
 from foretell.workload import Workload
 
@@ -587,7 +587,7 @@ class _Search:
                 turns, one = self.batch // micro, given.but(micro_batch=micro)
                 with suppress(ForetellError):
                     placed = model(self.workload, self.cluster, "y", plan=one, micro_batches=turns)
-                    yield solved(placed, turns, work=ORDERED / APART).plan
+                    yield solve_model(placed, turns, work=ORDERED / APART).plan
 
     def _interleaved(self, plan: Plan) -> Iterator[Plan]:
         """A layout on the ranks in order; with every kind of device in each stage."""
@@ -628,7 +628,7 @@ class _Search:
         if best.plan.pp < 2 or best.plan.actions or self.on.is_spent:
             return []
         self.progress("order of the stages", best.step)
-        plan = searched(best.plan, self.workload, self.cluster, work=ORDERED)
+        plan = with_searched_order(best.plan, self.workload, self.cluster, work=ORDERED)
         return self.on.of([plan]) if plan else []
 
     def _can_gain(self, planner: PlacementPlanner | FusionPlanner, swept: Swept) -> bool:

@@ -5,10 +5,11 @@ longest way from its end to the end of all); the makespan is the largest `s + t 
 two neighbours of a critical chain that wait for a device only and runs the second first, together
 with what it needs (or the first behind the second, with what needs it); the same move may be made
 for the micro-batches behind these too, and a few moves are drawn from all pairs that lie near each
-other. It changes a window of the order. Ways through the window are as long as new starts in it,
-from the old ones before it, and new tails in it, from the old ones behind it, say; other ways stay:
-a move that is turned down costs the window only (→ `_weighed`), one that is made what changes
-besides (→ `_made`). Orders that hold too much memory are passed through at a price, and never kept.
+other. It changes a window of the order. Paths through the window follow from new starts in it
+(computed from the old ones before it) and new tails (from the old ones behind it); other paths
+stay. So a rejected move costs the window only (→ `_trial_makespan`), an accepted one what changes
+besides (→ `_accept_trial`). Orders over the memory limit are passed through at a penalty, and never
+kept.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foretell.compiled import I1, compiled
-from foretell.search.schedule.integer_problem import Budget, Ticks
-from foretell.search.schedule.replay import NEVER, Arrays, Item, arrays, length, rows
+from foretell.search.schedule.integer_problem import Budget, IntegerProblem
+from foretell.search.schedule.replay import NEVER, Arrays, Item, arrays, order_makespan, wait_arrays
 
 _PACE = 8e-9  # seconds of work for an item, or one of its waits or devices, looked at once
 _HOT, _COLD = 0.3, 0.03  # temperatures, in mean times of a block
@@ -32,7 +33,7 @@ _ANOTHER = 0.05  # of these, for which another critical chain is looked for
 _SERIES = 0.04  # share of moves made for several micro-batches
 
 
-class Walk(NamedTuple):
+class OrderState(NamedTuple):
     """An order, what it leads to, and room for a move.
 
     An item is `block · micro-batches + number`; a slot the same for an item on one of its devices.
@@ -60,21 +61,21 @@ class Walk(NamedTuple):
     first_follow: I1  # of each block, into `follow`
     follow: I1
     follow_lag: I1
-    held: I1  # the four below
+    counters: I1  # the four below
 
 
 _MOST, _OVER, _PAIRS, _LOOKED = 0, 1, 2, 3  # makespan, memory too small, pairs in `chain`, work
 
 
-def improved(
-    ticks: Ticks, items: Sequence[Item], micro_batches: int, floor: int, budget: Budget, *,
+def annealed_order(
+    ticks: IntegerProblem, items: Sequence[Item], micro_batches: int, floor: int, budget: Budget, *,
     seed: int = 1,
 ) -> list[Item]:  # fmt: skip
     """The shortest order that annealing from this one meets within the budget."""
     found = arrays(ticks)
     order = np.array([b * micro_batches + m for b, m in items], np.int64)
-    best, least = order, length(found, micro_batches, order)
-    walk = _walk(ticks, found, micro_batches)
+    best, least = order, order_makespan(found, micro_batches, order)
+    walk = _order_state(ticks, found, micro_batches)
     hot, cold = _HOT * float(np.mean(found.time)), _COLD * float(np.mean(found.time))
     looks = max(_CHUNK, _TURNS * len(order))
     whole, turn = budget.left, 0
@@ -93,7 +94,7 @@ def improved(
     return [(int(i) // micro_batches, int(i) % micro_batches) for i in best]
 
 
-def _walk(ticks: Ticks, found: Arrays, num: int) -> Walk:
+def _order_state(ticks: IntegerProblem, found: Arrays, num: int) -> OrderState:
     """Room for a walk over orders."""
     many, devices = len(found.time), len(found.room)
     item, slot = many * num, len(found.device) * num
@@ -105,15 +106,15 @@ def _walk(ticks: Ticks, found: Arrays, num: int) -> Walk:
         np.zeros(2 * item, np.int64),
         (each[:, None] * num + np.arange(num)).ravel(),
         *(np.zeros(size, np.int64) for size in (*[slot] * 3, *[devices] * 4)),
-        *rows(ticks.followers),
+        *wait_arrays(ticks.followers),
         np.zeros(4, np.int64),
     ]
-    return Walk(*room)
+    return OrderState(*room)
 
 
 @compiled
 def anneal(
-    p: Arrays, w: Walk, num: int, given: I1, seed: int, looks: int, heat: float, floor: int,
+    p: Arrays, w: OrderState, num: int, given: I1, seed: int, looks: int, heat: float, floor: int,
     price: int,
 ) -> tuple[I1, int, I1, int, int]:  # fmt: skip
     """Moves at one temperature: the last order and its cost, the best and its makespan, the work.
@@ -122,17 +123,17 @@ def anneal(
     """
     np.random.seed(seed)  # noqa: NPY002
     n = len(given)
-    _begun(p, w, num, given)
+    _set_order(p, w, num, given)
     best = given.copy()
-    least = w.held[_MOST] if w.held[_OVER] == 0 else NEVER
-    while w.held[_LOOKED] < looks and least > floor:
-        w.held[_LOOKED] += 8
+    least = w.counters[_MOST] if w.counters[_OVER] == 0 else NEVER
+    while w.counters[_LOOKED] < looks and least > floor:
+        w.counters[_LOOKED] += 8
         first, then = -1, -1
         if np.random.random() < _CRITICAL:  # noqa: NPY002
-            if w.held[_PAIRS] < 0 or np.random.random() < _ANOTHER:  # noqa: NPY002
-                _chained(p, w, num)
-            if w.held[_PAIRS] > 0:
-                k = np.random.randint(0, w.held[_PAIRS])  # noqa: NPY002
+            if w.counters[_PAIRS] < 0 or np.random.random() < _ANOTHER:  # noqa: NPY002
+                _draw_critical_chain(p, w, num)
+            if w.counters[_PAIRS] > 0:
+                k = np.random.randint(0, w.counters[_PAIRS])  # noqa: NPY002
                 first, then = w.chain[2 * k], w.chain[2 * k + 1]
         if first < 0:
             then = w.order[np.random.randint(1, n)]  # noqa: NPY002
@@ -145,7 +146,7 @@ def anneal(
         low, high = n, -1
         while many > 0 and w.place[first] < w.place[then]:
             since, until = w.place[first], w.place[then]
-            if not _swapped(p, w, since, until, forward):
+            if not _try_swap(p, w, since, until, forward):
                 break
             low, high = min(low, since), max(high, until)
             many -= 1
@@ -154,14 +155,14 @@ def anneal(
             first, then = first + 1, then + 1
         if high < 0:
             continue
-        over, found = _weighed(p, w, num, low, high)
-        gain = float(w.held[_MOST] - found + price * (w.held[_OVER] - over))
-        if found < w.held[_MOST]:  # other ways may be as long as ever
-            gain = float(price * (w.held[_OVER] - over))
+        over, found = _trial_makespan(p, w, num, low, high)
+        gain = float(w.counters[_MOST] - found + price * (w.counters[_OVER] - over))
+        if found < w.counters[_MOST]:  # other ways may be as long as ever
+            gain = float(price * (w.counters[_OVER] - over))
         if gain >= 0 or np.random.random() < np.exp(gain / heat):  # noqa: NPY002
-            _made(p, w, num, low, high, over, found)
-            if over == 0 and w.held[_MOST] < least:
-                least = w.held[_MOST]
+            _accept_trial(p, w, num, low, high, over, found)
+            if over == 0 and w.counters[_MOST] < least:
+                least = w.counters[_MOST]
                 for k in range(n):
                     best[k] = w.order[k]
         else:
@@ -169,12 +170,12 @@ def anneal(
                 item = w.order[k]
                 w.trial[k], w.place[item] = item, k
                 w.start[item], w.tail[item] = w.kept[item], w.kept[n + item]
-    cost = w.held[_MOST] + price * w.held[_OVER]
-    return w.order.copy(), cost, best, least, w.held[_LOOKED]
+    cost = w.counters[_MOST] + price * w.counters[_OVER]
+    return w.order.copy(), cost, best, least, w.counters[_LOOKED]
 
 
 @compiled
-def _begun(p: Any, w: Any, num: Any, given: Any) -> None:
+def _set_order(p: Any, w: Any, num: Any, given: Any) -> None:
     """Everything about an order."""
     n, over = len(given), 0
     for d in range(len(p.room)):
@@ -192,13 +193,13 @@ def _begun(p: Any, w: Any, num: Any, given: Any) -> None:
             if p.room[d] >= 0:
                 over += 1 if w.full[d] + p.rise[e] > p.room[d] else 0
                 w.full[d] += p.change[e]
-    w.held[_OVER] = over
-    _, found = _weighed(p, w, num, 0, n - 1)
-    w.held[_MOST], w.held[_PAIRS], w.held[_LOOKED] = found, -1, 8 * n
+    w.counters[_OVER] = over
+    _, found = _trial_makespan(p, w, num, 0, n - 1)
+    w.counters[_MOST], w.counters[_PAIRS], w.counters[_LOOKED] = found, -1, 8 * n
 
 
 @compiled
-def _swapped(p: Any, w: Any, low: Any, high: Any, forward: Any) -> bool:
+def _try_swap(p: Any, w: Any, low: Any, high: Any, forward: Any) -> bool:
     """In the trial what is at `high` before what is at `low` with all it needs, or the reverse."""
     pivot = w.trial[high if forward else low]
     block, turn = w.block[pivot], w.turn[pivot]
@@ -210,7 +211,7 @@ def _swapped(p: Any, w: Any, low: Any, high: Any, forward: Any) -> bool:
         else:
             taken = m >= turn and (a == block or p.reach[block, a])
         w.mark[k] = 1 if taken else 0
-    w.held[_LOOKED] += high - low + 1
+    w.counters[_LOOKED] += high - low + 1
     if w.mark[low if forward else high] == 1:
         return False
     at, size = low, 0
@@ -230,14 +231,14 @@ def _swapped(p: Any, w: Any, low: Any, high: Any, forward: Any) -> bool:
 
 
 @compiled
-def _weighed(p: Any, w: Any, num: Any, low: Any, high: Any) -> Any:
+def _trial_makespan(p: Any, w: Any, num: Any, low: Any, high: Any) -> Any:
     """Starts and tails in a window of the trial; how often memory is too small, the longest way."""
-    n, over, looked, most = len(w.order), w.held[_OVER], 0, 0
-    over -= _outside(p, w, num, low, high)
+    n, over, looked, most = len(w.order), w.counters[_OVER], 0, 0
+    over -= _window_edges(p, w, num, low, high)
     for k in range(low, high + 1):
         item = w.trial[k]
         w.kept[item], w.kept[n + item] = w.start[item], w.tail[item]
-        now = _start(p, w, num, item, False)
+        now = _longest_before(p, w, num, item, False)
         b, m = w.block[item], w.turn[item]
         for e in range(p.first_device[b], p.first_device[b + 1]):
             d = p.device[e]
@@ -252,7 +253,7 @@ def _weighed(p: Any, w: Any, num: Any, low: Any, high: Any) -> Any:
         looked += p.first_wait[b + 1] - p.first_wait[b] + p.first_device[b + 1] - p.first_device[b]
     for k in range(high, low - 1, -1):
         item = w.trial[k]
-        rest = _rest(p, w, num, item, False)
+        rest = _longest_after(p, w, num, item, False)
         b, m = w.block[item], w.turn[item]
         for e in range(p.first_device[b], p.first_device[b + 1]):
             d = p.device[e]
@@ -262,12 +263,12 @@ def _weighed(p: Any, w: Any, num: Any, low: Any, high: Any) -> Any:
             w.first[d] = e * num + m
         w.tail[item] = rest
         most = max(most, w.start[item] + p.time[b] + rest)
-    w.held[_LOOKED] += 3 * looked + 4 * (high - low + 1)
+    w.counters[_LOOKED] += 3 * looked + 4 * (high - low + 1)
     return over, most
 
 
 @compiled
-def _outside(p: Any, w: Any, num: Any, low: Any, high: Any) -> Any:
+def _window_edges(p: Any, w: Any, num: Any, low: Any, high: Any) -> Any:
     """What is before and behind a window on its devices; how often memory is too small in it."""
     over = 0
     for k in range(low, high + 1):
@@ -286,7 +287,7 @@ def _outside(p: Any, w: Any, num: Any, low: Any, high: Any) -> Any:
 
 
 @compiled
-def _start(p: Any, w: Any, num: Any, item: Any, linked: Any) -> Any:
+def _longest_before(p: Any, w: Any, num: Any, item: Any, linked: Any) -> Any:
     """The longest way to an item: over what it waits for, and, if linked, what is before it."""
     b, m, now = w.block[item], w.turn[item], 0
     for e in range(p.first_wait[b], p.first_wait[b + 1]):
@@ -302,7 +303,7 @@ def _start(p: Any, w: Any, num: Any, item: Any, linked: Any) -> Any:
 
 
 @compiled
-def _rest(p: Any, w: Any, num: Any, item: Any, linked: Any) -> Any:
+def _longest_after(p: Any, w: Any, num: Any, item: Any, linked: Any) -> Any:
     """The longest way from the end of an item: over what waits for it and what is behind it."""
     b, m, rest = w.block[item], w.turn[item], 0
     for e in range(w.first_follow[b], w.first_follow[b + 1]):
@@ -318,9 +319,9 @@ def _rest(p: Any, w: Any, num: Any, item: Any, linked: Any) -> Any:
 
 
 @compiled
-def _made(p: Any, w: Any, num: Any, low: Any, high: Any, over: Any, found: Any) -> None:
+def _accept_trial(p: Any, w: Any, num: Any, low: Any, high: Any, over: Any, found: Any) -> None:
     """The trial is the order now: its neighbours, and starts and tails outside of the window."""
-    _outside(p, w, num, low, high)
+    _window_edges(p, w, num, low, high)
     for k in range(low, high + 1):
         item = w.trial[k]
         w.order[k] = item
@@ -340,66 +341,70 @@ def _made(p: Any, w: Any, num: Any, low: Any, high: Any, over: Any, found: Any) 
                 w.full[d] += p.change[e]
     ahead, back = 0, 0
     for k in range(low, high + 1):
-        ahead += _told(p, w, num, w.order[k], 1)
-        back += _told(p, w, num, w.order[k], 2)
+        ahead += _mark_neighbours(p, w, num, w.order[k], 1)
+        back += _mark_neighbours(p, w, num, w.order[k], 2)
     for k in range(low, high + 1):  # the window itself is known
         stale = w.stale[w.order[k]]
         ahead, back = ahead - (stale & 1), back - (stale >> 1)
         w.stale[w.order[k]] = 0
     k = high + 1
     while ahead > 0:
-        ahead += _renewed(p, w, num, w.order[k], 1)
+        ahead += _update_stale(p, w, num, w.order[k], 1)
         k += 1
     j = low - 1
     while back > 0:
-        back += _renewed(p, w, num, w.order[j], 2)
+        back += _update_stale(p, w, num, w.order[j], 2)
         j -= 1
     most = found
-    if found < w.held[_MOST]:
+    if found < w.counters[_MOST]:
         for d in range(len(p.room)):
             if w.end[d] >= 0:
                 on = w.item[w.end[d]]
                 most = max(most, w.start[on] + p.time[w.block[on]])
-    w.held[_MOST], w.held[_OVER], w.held[_PAIRS] = most, over, -1
-    w.held[_LOOKED] += (k - high + low - j) // 4
+    w.counters[_MOST], w.counters[_OVER], w.counters[_PAIRS] = most, over, -1
+    w.counters[_LOOKED] += (k - high + low - j) // 4
 
 
 @compiled
-def _renewed(p: Any, w: Any, num: Any, item: Any, way: Any) -> Any:
+def _update_stale(p: Any, w: Any, num: Any, item: Any, way: Any) -> Any:
     """The start (1) or tail (2) of an item anew if it is stale; how many more are stale then."""
     if w.stale[item] & way == 0:
         return 0
     w.stale[item] -= way
-    w.held[_LOOKED] += 4
-    value = _start(p, w, num, item, True) if way == 1 else _rest(p, w, num, item, True)
+    w.counters[_LOOKED] += 4
+    value = (
+        _longest_before(p, w, num, item, True)
+        if way == 1
+        else _longest_after(p, w, num, item, True)
+    )
     if value == (w.start[item] if way == 1 else w.tail[item]):
         return -1
     if way == 1:
         w.start[item] = value
     else:
         w.tail[item] = value
-    return _told(p, w, num, item, way) - 1
+    return _mark_neighbours(p, w, num, item, way) - 1
 
 
 @compiled
-def _told(p: Any, w: Any, num: Any, item: Any, way: Any) -> Any:
+def _mark_neighbours(p: Any, w: Any, num: Any, item: Any, way: Any) -> Any:
     """Note that what follows an item (1), or what it follows (2), is stale; how many more are."""
     b, m, more = w.block[item], w.turn[item], 0
     if way == 1:
         for e in range(w.first_follow[b], w.first_follow[b + 1]):
-            more += _stale(w, w.follow[e] * num + m, way)
+            more += _mark_stale(w, w.follow[e] * num + m, way)
     else:
         for e in range(p.first_wait[b], p.first_wait[b + 1]):
-            more += _stale(w, p.wait[e] * num + m, way)
+            more += _mark_stale(w, p.wait[e] * num + m, way)
     for e in range(p.first_device[b], p.first_device[b + 1]):
         slot = w.behind[e * num + m] if way == 1 else w.before[e * num + m]
         if slot >= 0:
-            more += _stale(w, w.item[slot], way)
+            more += _mark_stale(w, w.item[slot], way)
     return more
 
 
 @compiled
-def _stale(w: Any, item: Any, way: Any) -> Any:
+def _mark_stale(w: Any, item: Any, way: Any) -> Any:
     if w.stale[item] & way != 0:
         return 0
     w.stale[item] += way
@@ -407,19 +412,19 @@ def _stale(w: Any, item: Any, way: Any) -> Any:
 
 
 @compiled
-def _chained(p: Any, w: Any, num: Any) -> None:
+def _draw_critical_chain(p: Any, w: Any, num: Any) -> None:
     """Pairs of neighbours on a device along a critical chain, of those drawn at random."""
     item, met = -1, 0
     for d in range(len(p.room)):
         on = w.item[max(w.end[d], 0)]
-        if w.end[d] >= 0 and w.start[on] + p.time[w.block[on]] == w.held[_MOST]:
+        if w.end[d] >= 0 and w.start[on] + p.time[w.block[on]] == w.counters[_MOST]:
             met += 1
             if np.random.random() * met < 1.0:  # noqa: NPY002
                 item = on
     pairs = 0
     while item >= 0:
         b, m, met, then, shared = w.block[item], w.turn[item], 0, -1, False
-        w.held[_LOOKED] += 4
+        w.counters[_LOOKED] += 4
         for e in range(p.first_wait[b], p.first_wait[b + 1]):
             on = p.wait[e] * num + m
             if w.start[on] + p.time[p.wait[e]] + p.lag[e] == w.start[item]:
@@ -438,4 +443,4 @@ def _chained(p: Any, w: Any, num: Any) -> None:
             w.chain[2 * pairs], w.chain[2 * pairs + 1] = then, item
             pairs += 1
         item = then
-    w.held[_PAIRS] = pairs
+    w.counters[_PAIRS] = pairs

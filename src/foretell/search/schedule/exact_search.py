@@ -6,10 +6,11 @@ With period `P`, block `b` of the k-th repetition starts at `o_b + P·(q_b + k)`
 is its place in the ring of time, `q` its lap. In a block graph with copies for each micro-batch
 advanced:
 
-    a, b on one device:  o_a + t_a ≤ o_b  and  o_b + t_b ≤ o_a + P,  or the reverse  → `_exclusive`
+    a, b on one device:  o_a + t_a ≤ o_b, o_b + t_b ≤ o_a + P, or the reverse → `_add_device_order`
     b waits for a:       q_b − q_a ≥ c + [o_b < o_a + r] + [o_b + P < o_a + r],
-                         where t_a + lag = c·P + r,  0 ≤ r < P                       → `_wait`
-    memory of device d:  Σ_c change_c · ([c before b] − q_c) + rise_b ≤ capacity_d   → `_memory`
+                         where t_a + lag = c·P + r,  0 ≤ r < P                       → `_add_wait`
+    memory of device d:  Σ_c change_c · ([c before b] − q_c) + rise_b ≤ capacity_d
+                                                                               → `_add_memory_limit`
 
 The last sum is what the device holds as `b` starts, in every repetition: all changes of a
 micro-batch cancel, so the number of the repetition falls out. For a fixed `P` everything is
@@ -32,12 +33,12 @@ from numpy.typing import NDArray
 from foretell.search.schedule.integer_problem import (
     MAX_UNROLL,
     Budget,
+    IntegerProblem,
     Status,
-    Ticks,
-    copies,
     residences,
     solve,
     solver,
+    with_copies,
 )
 
 Goal = Literal["any", "latency", "residence", "early"]
@@ -65,26 +66,26 @@ class Repetend:
 
 
 @dataclass(frozen=True)
-class _Model:
+class _PatternModel:
     """The solver's model and its variables."""
 
     cp: Any
-    ticks: Ticks  # with copies
+    ticks: IntegerProblem  # with copies
     period: int
     offset: list[Any]
     lap: list[Any]
     before: dict[tuple[int, int], Any]  # (a, b) on a common device: a starts first in the ring
 
 
-def repeat(
-    base: Ticks, unroll: int, period: int, goal: Goal, budget: Budget, limit: float
+def solve_pattern(
+    base: IntegerProblem, unroll: int, period: int, goal: Goal, budget: Budget, limit: float
 ) -> tuple[Status, Repetend | None]:
     """A pattern of this period, the best for a goal; or the news that there is none."""
-    ticks = copies(base, unroll)
+    ticks = with_copies(base, unroll)
     if any(t > period for t in ticks.time):
         return "none", None
-    model = _encode(ticks, unroll, period)
-    _aim(model, goal)
+    model = _pattern_model(ticks, unroll, period)
+    _set_objective(model, goal)
     status, engine = solve(model.cp, budget, limit)
     if status in ("none", "unknown"):
         return status, None
@@ -93,30 +94,30 @@ def repeat(
     return status, Repetend(period, unroll, tuple(start))
 
 
-def _encode(ticks: Ticks, unroll: int, period: int) -> _Model:
+def _pattern_model(ticks: IntegerProblem, unroll: int, period: int) -> _PatternModel:
     num = len(ticks.time)
     cp = solver().CpModel()
     most = 2 * num + sum(lag for waits in ticks.after for _, lag in waits) // period
     offset = [cp.new_int_var(0, period - 1, "") for _ in range(num)]
     lap = [cp.new_int_var(-most, most, "") for _ in range(num)]
-    model = _Model(cp, ticks, period, offset, lap, {})
+    model = _PatternModel(cp, ticks, period, offset, lap, {})
     # the ring may be turned, so one block is pinned; the last of the longest makes proofs shortest
     longest = max(range(0, num, unroll), key=lambda i: (ticks.time[i], i))
     cp.add(offset[longest] == 0)
-    for root in _roots(ticks, unroll):
+    for root in _free_lap_roots(ticks, unroll):
         cp.add(lap[root] == 0)
-    _exclusive(model)
+    _add_device_order(model)
     is_path = all(len(a) <= 1 for a in ticks.after) and all(len(f) <= 1 for f in ticks.followers)
     for i, waits in enumerate(ticks.after):
         for j, lag in waits:
-            _wait(model, i, j, lag, is_path)
-    _in_turn(model, unroll)
+            _add_wait(model, i, j, lag, is_path)
+    _add_copy_order(model, unroll)
     for device in range(len(ticks.capacity)):
-        _memory(model, device)
+        _add_memory_limit(model, device)
     return model
 
 
-def _roots(ticks: Ticks, unroll: int) -> list[int]:
+def _free_lap_roots(ticks: IntegerProblem, unroll: int) -> list[int]:
     """One block of each part of the graph that may run a lap later without any change."""
     part = list(range(len(ticks.time)))
     ties = [(i, j) for i, waits in enumerate(ticks.after) for j, _ in waits]
@@ -128,12 +129,12 @@ def _roots(ticks: Ticks, unroll: int) -> list[int]:
     return free or [0]
 
 
-def _cancels(ticks: Ticks, part: list[int], root: int) -> bool:
+def _cancels(ticks: IntegerProblem, part: list[int], root: int) -> bool:
     """Whether the memory of one part of the graph is balanced on every device."""
     return not any(sum(c for i, _, c in held if part[i] == root) for held in ticks.held)
 
 
-def _exclusive(model: _Model) -> None:
+def _add_device_order(model: _PatternModel) -> None:
     ticks, cp, o, period = model.ticks, model.cp, model.offset, model.period
     pairs = sorted({(a, b) for on in ticks.by_device for a in on for b in on if a < b})
     for a, b in pairs:
@@ -144,7 +145,7 @@ def _exclusive(model: _Model) -> None:
             gap.only_enforce_if(literal)
 
 
-def _wait(model: _Model, block: int, on: int, lag: int, is_path: bool) -> None:
+def _add_wait(model: _PatternModel, block: int, on: int, lag: int, is_path: bool) -> None:
     """On a path nothing is gained by waiting longer than needed: offsets fix the laps."""
     cp, o, period = model.cp, model.offset, model.period
     laps = model.lap[block] - model.lap[on]
@@ -163,7 +164,7 @@ def _wait(model: _Model, block: int, on: int, lag: int, is_path: bool) -> None:
     cp.add(laps == whole + needed) if is_path else cp.add(laps >= whole + needed)
 
 
-def _in_turn(model: _Model, unroll: int) -> None:
+def _add_copy_order(model: _PatternModel, unroll: int) -> None:
     """Copies of a block start in their order: any schedule can be renamed so."""
     for i in range(0, len(model.lap), unroll):
         for j in range(unroll if unroll > 1 else 0):
@@ -172,7 +173,7 @@ def _in_turn(model: _Model, unroll: int) -> None:
             model.cp.add(model.lap[b] + turn - model.lap[a] >= model.before[b, a])
 
 
-def _memory(model: _Model, device: int) -> None:
+def _add_memory_limit(model: _PatternModel, device: int) -> None:
     room, held = model.ticks.capacity[device], model.ticks.held[device]
     if room is None:
         return
@@ -183,7 +184,7 @@ def _memory(model: _Model, device: int) -> None:
             model.cp.add(others - laps + rise <= room)
 
 
-def _aim(model: _Model, goal: Goal) -> None:
+def _set_objective(model: _PatternModel, goal: Goal) -> None:
     """What to make small among patterns of one period: each leads to another completion."""
     if goal == "any":
         return
@@ -208,9 +209,9 @@ def _aim(model: _Model, goal: Goal) -> None:
         cp.minimize(sum(kept) + latency)
 
 
-def is_within(base: Ticks, repetend: Repetend) -> bool:
+def pattern_fits_memory(base: IntegerProblem, repetend: Repetend) -> bool:
     """Whether the pattern's memory fits, in every repetition."""
-    ticks = copies(base, repetend.unroll)
+    ticks = with_copies(base, repetend.unroll)
     offset, lap = repetend.offsets, repetend.laps
     for room, held in zip(ticks.capacity, ticks.held, strict=True):
         for block, rise, _ in held if room is not None else ():
@@ -225,10 +226,10 @@ def is_within(base: Ticks, repetend: Repetend) -> bool:
 # Every wait and every pair of neighbours in a device's ring says `o_b ≥ o_a + length − laps · P`.
 # Around a cycle the starts cancel: `P ≥ Σ length / Σ laps`, and the largest such ratio is reached.
 # So from a period too short, the next candidate is the ratio of any cycle that contradicts it
-# (`least`).
+# (`rate_bound_by_states`).
 
 
-class Edge(NamedTuple):
+class TimingEdge(NamedTuple):
     """`then` starts at least `length` less `laps` periods after `first` starts."""
 
     first: int
@@ -237,51 +238,53 @@ class Edge(NamedTuple):
     laps: int
 
 
-def tighten(base: Ticks, repetend: Repetend, floor: Fraction) -> Repetend:
+def tighten(base: IntegerProblem, repetend: Repetend, floor: Fraction) -> Repetend:
     """The same order in the fewest whole ticks."""
-    found = edges(base, repetend, base.time, base.after)
+    found = timing_edges(base, repetend, base.time, base.after)
     period = -(-least_period(found, len(repetend.start), floor) // 1)
     if period >= repetend.period:
         return repetend
-    starts, _ = _relax(found, len(repetend.start), Fraction(period))
+    starts, _ = _earliest_starts(found, len(repetend.start), Fraction(period))
     laps = repetend.laps
     whole = tuple(int(s) + int(period) * laps[i] for i, s in enumerate(starts))
     return Repetend(int(period), repetend.unroll, whole)
 
 
-def edges(
-    base: Ticks,
+def timing_edges(
+    base: IntegerProblem,
     repetend: Repetend,
     time: Sequence[float],
     after: Sequence[Sequence[tuple[int, float]]],
-) -> list[Edge]:
+) -> list[TimingEdge]:
     """What a pattern says of its starts, with the times and lags given (of single blocks)."""
-    ticks, unroll, laps = copies(base, repetend.unroll), repetend.unroll, repetend.laps
+    ticks, unroll, laps = with_copies(base, repetend.unroll), repetend.unroll, repetend.laps
     found = []
     for block, waits in enumerate(after):
         for on, lag in waits:
             length = Fraction(time[on]) + Fraction(lag)
             for j in range(unroll):
                 i, k = on * unroll + j, block * unroll + j
-                found.append(Edge(i, k, length, laps[k] - laps[i]))
+                found.append(TimingEdge(i, k, length, laps[k] - laps[i]))
     for on_device in ticks.by_device:
         ring = sorted(on_device, key=repetend.offsets.__getitem__)
         for a, b in zip(ring, ring[1:] + ring[:1], strict=True):
-            found.append(Edge(a, b, Fraction(time[a // unroll]), int(b == ring[0])))
+            found.append(TimingEdge(a, b, Fraction(time[a // unroll]), int(b == ring[0])))
     return found
 
 
-def least_period(found: Sequence[Edge], num: int, floor: Fraction) -> Fraction:
+def least_period(found: Sequence[TimingEdge], num: int, floor: Fraction) -> Fraction:
     """The least period, and not below `floor`, that the edges allow."""
     period = floor
     while True:
-        _, cycle = _relax(found, num, period)
+        _, cycle = _earliest_starts(found, num, period)
         if not cycle:
             return period
         period = sum((e.length for e in cycle), Fraction(0)) / sum(e.laps for e in cycle)
 
 
-def _relax(found: Sequence[Edge], num: int, period: Fraction) -> tuple[list[Fraction], list[Edge]]:
+def _earliest_starts(
+    found: Sequence[TimingEdge], num: int, period: Fraction
+) -> tuple[list[Fraction], list[TimingEdge]]:
     """The earliest starts, or a cycle that this period is too short for."""
     scale = lcm(period.denominator, *(e.length.denominator for e in found))
     weight = [int(e.length * scale) - int(e.laps * period * scale) for e in found]
@@ -297,7 +300,9 @@ def _relax(found: Sequence[Edge], num: int, period: Fraction) -> tuple[list[Frac
     return [], _critical_cycle(found, reason, moved)
 
 
-def _critical_cycle(found: Sequence[Edge], reason: Sequence[int], last: int) -> list[Edge]:
+def _critical_cycle(
+    found: Sequence[TimingEdge], reason: Sequence[int], last: int
+) -> list[TimingEdge]:
     """The cycle that the reasons of the last move lead back into."""
     for _ in reason:
         last = found[reason[last]].first
@@ -315,46 +320,50 @@ def _critical_cycle(found: Sequence[Edge], reason: Sequence[int], last: int) -> 
 # at once what the solver would.
 
 
-Spans = list[list[tuple[int, int]]]  # by device: what is taken of the ring, as (start, end) pairs
+Occupied = list[
+    list[tuple[int, int]]
+]  # by device: what is taken of the ring, as (start, end) pairs
 
 
-def greedy(ticks: Ticks, period: int) -> Iterator[Repetend]:
+def greedy_patterns(ticks: IntegerProblem, period: int) -> Iterator[Repetend]:
     """Patterns of this period that fit into memory, as far as found without search."""
     for sharded_first, snug in product((False, True), (False, True)):
-        start = _place(ticks, period, sharded_first, snug)
+        start = _greedy_starts(ticks, period, sharded_first, snug)
         if start is not None:
             found = Repetend(period, 1, start)
-            if is_within(ticks, found):
+            if pattern_fits_memory(ticks, found):
                 yield found
 
 
-def _place(ticks: Ticks, period: int, sharded_first: bool, snug: bool) -> tuple[int, ...] | None:
-    taken: Spans = [[] for _ in ticks.capacity]
+def _greedy_starts(
+    ticks: IntegerProblem, period: int, sharded_first: bool, snug: bool
+) -> tuple[int, ...] | None:
+    taken: Occupied = [[] for _ in ticks.capacity]
     ring: dict[int, int] = {}
     if sharded_first:
         for block in ticks.order:
             if len(ticks.devices[block]) > 1:
-                offset = _first(ticks, taken, block, 0, period, True)
+                offset = _first_free_offset(ticks, taken, block, 0, period, True)
                 if offset is None:
                     return None
                 ring[block] = offset
-                _take(ticks, taken, block, offset, period)
+                _occupy(ticks, taken, block, offset, period)
     start = [0] * len(ticks.time)
     for block in ticks.order:
         ready = max((start[j] + ticks.time[j] + lag for j, lag in ticks.after[block]), default=0)
         if block in ring:
             start[block] = ready + (ring[block] - ready) % period
             continue
-        offset = _first(ticks, taken, block, ready % period, period, snug)
+        offset = _first_free_offset(ticks, taken, block, ready % period, period, snug)
         if offset is None:
             return None
         start[block] = ready + (offset - ready) % period
-        _take(ticks, taken, block, offset, period)
+        _occupy(ticks, taken, block, offset, period)
     return tuple(start)
 
 
-def _first(
-    ticks: Ticks, taken: Spans, block: int, ready: int, period: int, snug: bool
+def _first_free_offset(
+    ticks: IntegerProblem, taken: Occupied, block: int, ready: int, period: int, snug: bool
 ) -> int | None:
     """The first free place in the ring from `ready` on; if `snug`, next to what is there."""
     time, devices = ticks.time[block], ticks.devices[block]
@@ -374,7 +383,7 @@ def _overlap(a: int, time_a: int, b: int, time_b: int, period: int) -> bool:
     return (b - a) % period < time_a or (a - b) % period < time_b
 
 
-def _take(ticks: Ticks, taken: Spans, block: int, offset: int, period: int) -> None:
+def _occupy(ticks: IntegerProblem, taken: Occupied, block: int, offset: int, period: int) -> None:
     for device in ticks.devices[block]:
         taken[device].append((offset, offset + ticks.time[block]))
 
@@ -386,11 +395,11 @@ def _take(ticks: Ticks, taken: Spans, block: int, offset: int, period: int) -> N
 # follows from the counts. Shifted by a micro-batch a state is the same, and tight memory leaves
 # few of them: 559 for the NN placement on four devices that hold three. A pattern is a cycle, its
 # time a micro-batch the cycle's time over its micro-batches, and the least ratio over all cycles
-# is found exactly (`_least`).
+# is found exactly (`_least_ratio_cycle`).
 #
 # Blocks on every device that hold no memory may run ahead without limit. For the bound they are cut
 # out: while one runs nothing else does, so the rest of any schedule is a schedule of the rest
-# (`least`). For a pattern they run ahead by a few at most (`pattern`), the more the nearer.
+# (`rate_bound_by_states`). For a pattern they run ahead by a few at most (`pattern_by_states`).
 
 
 MOST = 12_000  # states looked at, a second of work; more, and the solver is asked instead
@@ -404,51 +413,55 @@ State = tuple[tuple[int, ...], tuple[int, ...]]  # starts of each block, time le
 
 
 @dataclass
-class _Walks:
+class _StateGraph:
     """All states, and the ways from one to the next."""
 
     blocks: list[int]  # of the problem, in the order of the counts
     states: dict[State, int] = field(default_factory=dict)
-    ways: list[tuple[int, int, int, int]] = field(default_factory=list)  # from, to, time, shift
+    transitions: list[tuple[int, int, int, int]] = field(
+        default_factory=list
+    )  # from, to, time, shift
 
 
-def least(ticks: Ticks, best: Fraction, budget: Budget) -> Fraction | None:
+def rate_bound_by_states(ticks: IntegerProblem, best: Fraction, budget: Budget) -> Fraction | None:
     """Units a micro-batch that no pattern of any length beats; None where states are too many."""
-    wide = _unheld(ticks)
-    if wide is None or not _is_plain(ticks):
+    wide = _blocks_without_memory(ticks)
+    if wide is None or not _starts_only_at_ends(ticks):
         return None
-    walks = _walked(ticks, set(wide), 0, budget)
-    if walks is None:
+    graph = _reachable_states(ticks, set(wide), 0, budget)
+    if graph is None:
         return None
     cut = sum(ticks.time[b] for b in wide)
-    found = _least(walks, best - cut)
+    found = _least_ratio_cycle(graph, best - cut)
     return cut + (best - cut if found is None else found[0])
 
 
-def pattern(ticks: Ticks, best: Fraction, bound: Fraction, budget: Budget) -> Repetend | None:
+def pattern_by_states(
+    ticks: IntegerProblem, best: Fraction, bound: Fraction, budget: Budget
+) -> Repetend | None:
     """A pattern quicker than the best known, as long as it may be; None where none was found."""
     found: Repetend | None = None
-    wide = _unheld(ticks)
-    if wide is None or not _is_plain(ticks):
+    wide = _blocks_without_memory(ticks)
+    if wide is None or not _starts_only_at_ends(ticks):
         return None
     for ahead in range(1, _MOST_AHEAD + 1) if wide else (0,):
-        walks = _walked(ticks, set(), ahead, budget, frozenset(wide))
-        if walks is None:
+        graph = _reachable_states(ticks, set(), ahead, budget, frozenset(wide))
+        if graph is None:
             break
-        cycle = _least(walks, best)
+        cycle = _least_ratio_cycle(graph, best)
         if cycle is not None:
-            found, best = _repetend(ticks, walks, cycle[1]), cycle[0]
+            found, best = _pattern_of_cycle(ticks, graph, cycle[1]), cycle[0]
         if best <= bound * (1 + _NEAR):
             break
     return found
 
 
-def _is_plain(ticks: Ticks) -> bool:
+def _starts_only_at_ends(ticks: IntegerProblem) -> bool:
     """Whether starts lie only at ends: no lags, no blocks without time, memory as given."""
     return ticks.fine == 1 and ticks.is_faithful and not any(g for w in ticks.after for _, g in w)
 
 
-def _unheld(ticks: Ticks) -> list[int] | None:
+def _blocks_without_memory(ticks: IntegerProblem) -> list[int] | None:
     """Blocks on all devices outside of what memory ties together; None where others are outside."""
     tied: list[set[int]] = []
     for device, room in enumerate(ticks.capacity):
@@ -464,41 +477,46 @@ def _unheld(ticks: Ticks) -> list[int] | None:
     return outside if is_wide and not _holds(ticks, outside) else None
 
 
-def _holds(ticks: Ticks, blocks: Sequence[int]) -> bool:
+def _holds(ticks: IntegerProblem, blocks: Sequence[int]) -> bool:
     return any(i in blocks for held in ticks.held for i, _, _ in held)
 
 
-def _walked(
-    ticks: Ticks, without: set[int], ahead: int, budget: Budget,
+def _reachable_states(
+    ticks: IntegerProblem, without: set[int], ahead: int, budget: Budget,
     free: frozenset[int] = frozenset(),
-) -> _Walks | None:  # fmt: skip
+) -> _StateGraph | None:  # fmt: skip
     """Every state that can be reached; `free` blocks run at most `ahead` ahead or behind."""
-    rules = _Rules(ticks, without, ahead, free)
-    walks = _Walks(rules.blocks)
+    rules = _Transitions(ticks, without, ahead, free)
+    graph = _StateGraph(rules.blocks)
     empty = (0,) * len(rules.blocks)
-    walks.states[empty, empty] = 0
+    graph.states[empty, empty] = 0
     left: list[State] = [(empty, empty)]
     while left:
         state = left.pop()
         for then, took, shift in rules.steps(state):
-            if then not in walks.states:
-                walks.states[then] = len(walks.states)
+            if then not in graph.states:
+                graph.states[then] = len(graph.states)
                 left.append(then)
-            walks.ways.append((walks.states[state], walks.states[then], took, shift))
-        if len(walks.states) > MOST or (len(walks.ways) % 256 < 8 and budget.is_over):
+            graph.transitions.append((graph.states[state], graph.states[then], took, shift))
+        if len(graph.states) > MOST or (len(graph.transitions) % 256 < 8 and budget.is_over):
             return None
-    return walks
+    return graph
 
 
-class _Rules:
+class _Transitions:
     """Which states follow a state."""
 
-    def __init__(self, ticks: Ticks, without: set[int], ahead: int, free: frozenset[int]) -> None:
+    def __init__(
+        self, ticks: IntegerProblem, without: set[int], ahead: int, free: frozenset[int]
+    ) -> None:
         self.blocks = [b for b in ticks.order if b not in without]
         place = {b: k for k, b in enumerate(self.blocks)}
         self.time = [ticks.time[b] for b in self.blocks]
         self.devices = [frozenset(ticks.devices[b]) for b in self.blocks]
-        self.before = [sorted({place[j] for j in _before(ticks, b, without)}) for b in self.blocks]
+        self.before = [
+            sorted({place[j] for j in _remaining_predecessors(ticks, b, without)})
+            for b in self.blocks
+        ]
         self.held = [
             [(place[i], r, c) for i, r, c in rows if i in place] if room is not None else []
             for rows, room in zip(ticks.held, ticks.capacity, strict=True)
@@ -553,29 +571,29 @@ class _Rules:
         return True
 
 
-def _before(ticks: Ticks, block: int, without: set[int]) -> Iterator[int]:
+def _remaining_predecessors(ticks: IntegerProblem, block: int, without: set[int]) -> Iterator[int]:
     """What a block waits for once some blocks are cut out."""
     for j, _ in ticks.after[block]:
         if j in without:
-            yield from _before(ticks, j, without)
+            yield from _remaining_predecessors(ticks, j, without)
         else:
             yield j
 
 
-def _least(walks: _Walks, below: Fraction) -> tuple[Fraction, list[int]] | None:
+def _least_ratio_cycle(graph: _StateGraph, below: Fraction) -> tuple[Fraction, list[int]] | None:
     """The least ratio of time to micro-batches under a value, and the ways of its cycle."""
-    table = np.array(walks.ways, np.int64)
+    table = np.array(graph.transitions, np.int64)
     table = table[np.argsort(table[:, 1], kind="stable")]
-    walks.ways = [(int(a), int(b), int(t), int(s)) for a, b, t, s in table]
+    graph.transitions = [(int(a), int(b), int(t), int(s)) for a, b, t, s in table]
     found: tuple[Fraction, list[int]] | None = None
-    while cycle := _below(table, len(walks.states), below):
+    while cycle := _cycle_below(table, len(graph.states), below):
         shift = int(table[cycle, 3].sum())
         below = Fraction(int(table[cycle, 2].sum()), shift)
         found = (below, cycle)
     return found
 
 
-def _below(table: Ints, num: int, ratio: Fraction) -> list[int]:
+def _cycle_below(table: Ints, num: int, ratio: Fraction) -> list[int]:
     """A cycle of a smaller ratio: one of negative weight time·q − shift·p, by Bellman and Ford."""
     source, target = table[:, 0], table[:, 1]
     weight = table[:, 2] * ratio.denominator - table[:, 3] * ratio.numerator
@@ -594,13 +612,13 @@ def _below(table: Ints, num: int, ratio: Fraction) -> list[int]:
         via[target[hit]] = hit
         dist[heads[better]] = least_[better]
         if turn % 16 == 15 or turn == num:
-            cycle = _cycle(via, source)
+            cycle = _cycle_of_predecessors(via, source)
             if cycle:
                 return cycle
     return []
 
 
-def _cycle(via: Ints, source: Ints) -> list[int]:
+def _cycle_of_predecessors(via: Ints, source: Ints) -> list[int]:
     """A cycle among the ways by which states were last reached, first to last."""
     num = len(via)
     step = np.where(via >= 0, source[via], num)
@@ -619,22 +637,24 @@ def _cycle(via: Ints, source: Ints) -> list[int]:
             return out[::-1]
 
 
-def _repetend(ticks: Ticks, walks: _Walks, cycle: Sequence[int]) -> Repetend | None:
+def _pattern_of_cycle(
+    ticks: IntegerProblem, graph: _StateGraph, cycle: Sequence[int]
+) -> Repetend | None:
     """The pattern that a cycle of states stands for."""
-    known = {number: state for state, number in walks.states.items()}
-    ways = [walks.ways[i] for i in cycle]
-    period, size = sum(w[2] for w in ways), sum(w[3] for w in ways)
+    known = {number: state for state, number in graph.states.items()}
+    transitions = [graph.transitions[i] for i in cycle]
+    period, size = sum(w[2] for w in transitions), sum(w[3] for w in transitions)
     start = [0] * (len(ticks.time) * size)
     now = gone = 0
-    for here, there, took, shift in ways:
+    for here, there, took, shift in transitions:
         counts, after = known[here][0], known[there][0]
-        for k, block in enumerate(walks.blocks):
+        for k, block in enumerate(graph.blocks):
             if after[k] + shift > counts[k]:
                 lap, copy = divmod(counts[k] + gone, size)
                 start[block * size + copy] = now - period * lap
         now, gone = now + took, gone + shift
     found = Repetend(period, size, tuple(start))
-    return found if is_within(ticks, found) else None
+    return found if pattern_fits_memory(ticks, found) else None
 
 
 # The shortest repetend: from the lower bound upward, then with several micro-batches a pattern.
@@ -650,60 +670,74 @@ Progress = Callable[[str, float, float], None]  # what was reached, its value, t
 
 
 @dataclass
-class Rate:
+class PeriodSearch:
     """The best repetend so far, and what is known about better ones."""
 
     best: Repetend
     bound: Fraction  # units a micro-batch, for any repetend
-    closed: int = 0  # no repetend of up to so many micro-batches is better
+    closed_unroll: int = 0  # no repetend of up to so many micro-batches is better
 
-    def is_met(self, ticks: Ticks) -> bool:
+    def is_met(self, ticks: IntegerProblem) -> bool:
         """Whether the bound is reached."""
-        return _rate(ticks, self.best) <= self.bound
+        return _units_per_micro_batch(ticks, self.best) <= self.bound
 
 
-def shortest(rate: Rate, ticks: Ticks, unroll: int, budget: Budget, progress: Progress) -> None:
+def shortest_period(
+    rate: PeriodSearch, ticks: IntegerProblem, unroll: int, budget: Budget, progress: Progress
+) -> None:
     """The repetend with the least time a micro-batch that the budget finds, left in `rate`."""
-    _single(rate, ticks, budget, progress)
+    _search_one_micro_batch(rate, ticks, budget, progress)
     if unroll >= MAX_UNROLL and not rate.is_met(ticks) and not budget.is_over:
-        _exact(rate, ticks, budget, progress)
+        _search_states(rate, ticks, budget, progress)
     size = 2
     while size <= unroll and not rate.is_met(ticks) and not budget.is_over:
-        sure = _several(rate, ticks, size, budget, progress)
-        rate.closed = size if sure and rate.closed == size - 1 else rate.closed
+        sure = _search_unrolled(rate, ticks, size, budget, progress)
+        rate.closed_unroll = size if sure and rate.closed_unroll == size - 1 else rate.closed_unroll
         size += 1
-    rate.closed = rate.closed if ticks.is_faithful else 0
+    rate.closed_unroll = rate.closed_unroll if ticks.is_faithful else 0
 
 
-def _exact(rate: Rate, ticks: Ticks, budget: Budget, progress: Progress) -> None:
+def _search_states(
+    rate: PeriodSearch, ticks: IntegerProblem, budget: Budget, progress: Progress
+) -> None:
     """Patterns of any length by their states, where those are few; and what none of them beats."""
-    rate.bound = max(rate.bound, least(ticks, _rate(ticks, rate.best), budget) or rate.bound)
+    rate.bound = max(
+        rate.bound,
+        rate_bound_by_states(ticks, _units_per_micro_batch(ticks, rate.best), budget) or rate.bound,
+    )
     if not rate.is_met(ticks):
-        rate.best = pattern(ticks, _rate(ticks, rate.best), rate.bound, budget) or rate.best
-        progress("period", float(_rate(ticks, rate.best)), float(rate.bound))
+        rate.best = (
+            pattern_by_states(ticks, _units_per_micro_batch(ticks, rate.best), rate.bound, budget)
+            or rate.best
+        )
+        progress("period", float(_units_per_micro_batch(ticks, rate.best)), float(rate.bound))
 
 
-def _rate(ticks: Ticks, repetend: Repetend) -> Fraction:
+def _units_per_micro_batch(ticks: IntegerProblem, repetend: Repetend) -> Fraction:
     """Whole units a micro-batch: ticks beyond them are due to blocks without time."""
     return Fraction(repetend.period // ticks.fine, repetend.unroll)
 
 
-def _single(rate: Rate, ticks: Ticks, budget: Budget, progress: Progress) -> None:
+def _search_one_micro_batch(
+    rate: PeriodSearch, ticks: IntegerProblem, budget: Budget, progress: Progress
+) -> None:
     """One micro-batch a repetend: the shortest; closed up to 1 if that is certain."""
     low, bound = ceil(rate.bound), rate.bound
     high = rate.best.period // ticks.fine
     for step in dict.fromkeys(low + (high - low) * k // _STEPS**2 for k in _SQUARES):
-        found = next(greedy(ticks, ticks.ticks(step)), None) if step < high else None
+        found = next(greedy_patterns(ticks, ticks.ticks(step)), None) if step < high else None
         if found is not None:
             rate.best, high = tighten(ticks, found, bound * ticks.fine), step
-            progress("period", float(_rate(ticks, rate.best)), float(bound))
+            progress("period", float(_units_per_micro_batch(ticks, rate.best)), float(bound))
             break
         if budget.is_over:
             return
     high = rate.best.period // ticks.fine
     sure, step = True, low
     while low <= high and step < high and not budget.is_over:
-        status, found = repeat(ticks, 1, ticks.ticks(step), "latency", budget, budget.left / 2)
+        status, found = solve_pattern(
+            ticks, 1, ticks.ticks(step), "latency", budget, budget.left / 2
+        )
         if found is not None:
             rate.best = tighten(ticks, found, bound * ticks.fine)
             high = rate.best.period // ticks.fine
@@ -712,19 +746,21 @@ def _single(rate: Rate, ticks: Ticks, budget: Budget, progress: Progress) -> Non
             sure = sure and status == "none"
             low = step + 1
         step = (low + high) // 2 if low < high - 1 else low
-    rate.closed = int(sure and low >= high)
+    rate.closed_unroll = int(sure and low >= high)
 
 
-def _several(rate: Rate, ticks: Ticks, unroll: int, budget: Budget, progress: Progress) -> bool:
+def _search_unrolled(
+    rate: PeriodSearch, ticks: IntegerProblem, unroll: int, budget: Budget, progress: Progress
+) -> bool:
     """The best repetend of up to so many micro-batches; whether it is sure to be."""
     limit = budget.left if unroll == 2 else budget.left / 3  # beyond two, little is gained
     bound = rate.bound
     while True:
-        period = ceil(_rate(ticks, rate.best) * unroll) - 1
+        period = ceil(_units_per_micro_batch(ticks, rate.best) * unroll) - 1
         if period < bound * unroll:
             return True
-        status, found = repeat(ticks, unroll, ticks.ticks(period), "any", budget, limit)
+        status, found = solve_pattern(ticks, unroll, ticks.ticks(period), "any", budget, limit)
         if found is None:
             return status == "none"
         rate.best = tighten(ticks, found, bound * unroll * ticks.fine)
-        progress("period", float(_rate(ticks, rate.best)), float(bound))
+        progress("period", float(_units_per_micro_batch(ticks, rate.best)), float(bound))

@@ -29,25 +29,25 @@ from typing import Any, NamedTuple
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.program import BACKWARD, FAMILIES, Cell, dual_phases, order, places_of
-from foretell.search.schedule.exact_search import Progress, Rate, Repetend
+from foretell.search.schedule.exact_search import PeriodSearch, Progress, Repetend
 from foretell.search.schedule.integer_problem import (
     INTERVALS,
     Budget,
-    Ticks,
+    IntegerProblem,
+    in_integers,
     residences,
     solve,
     solver,
-    ticks,
 )
 from foretell.search.schedule.problem import Problem
 from foretell.search.schedule.replay import (
     Item,
     Starts,
-    alone,
-    deepest,
-    end,
-    ordered,
-    orders,
+    add_device_order,
+    backward_first,
+    end_time,
+    order_by_rule,
+    sequential_pattern,
     starts_of,
 )
 
@@ -57,7 +57,7 @@ from foretell.search.schedule.replay import (
 # blocks form lines, and backward goes back over the same devices.
 
 
-class Stage(NamedTuple):
+class StageBlocks(NamedTuple):
     """One stage: its forward block, its backward (or input gradient), its weight gradient."""
 
     devices: tuple[int, ...]
@@ -74,10 +74,10 @@ class Stage(NamedTuple):
         return len(self.devices) > 1
 
 
-Pipe = list[Stage]
+Pipeline = list[StageBlocks]
 
 
-def pipes(problem: Problem) -> list[Pipe]:
+def pipelines(problem: Problem) -> list[Pipeline]:
     """Every pipeline of a placement; an error where its forward blocks form no lines."""
     follow = _followers(problem)
     firsts = [
@@ -85,34 +85,42 @@ def pipes(problem: Problem) -> list[Pipe]:
         for i in _of_kind(problem, "F")
         if not any(_is_forward(problem, w.on) for w in problem.after[i])
     ]
-    found = [_pipe(problem, first, follow) for first in firsts]
+    found = [_pipeline_from(problem, first, follow) for first in firsts]
     covered = [s.forward for pipe in found for s in pipe]
     if len(set(covered)) < len(covered) or len(covered) < len(_of_kind(problem, "F")):
-        raise refuse(problem, "forward blocks branch or join")
+        raise does_not_fit(problem, "forward blocks branch or join")
     return found
 
 
-def pipe(problem: Problem, *, sharded: bool = False, split: bool | None = None) -> Pipe:
+def only_pipeline(
+    problem: Problem, *, sharded: bool = False, split: bool | None = None
+) -> Pipeline:
     """The only pipeline of a placement, if it is as a schedule needs it."""
-    found = pipes(problem)
+    found = pipelines(problem)
     if len(found) > 1:
-        raise refuse(problem, f"there are {len(found)} pipelines")
-    require(problem, found[0], sharded=sharded, split=split)
+        raise does_not_fit(problem, f"there are {len(found)} pipelines")
+    require_stages(problem, found[0], sharded=sharded, split=split)
     return found[0]
 
 
-def require(problem: Problem, stages: Pipe, *, sharded: bool, split: bool | None) -> None:
+def require_stages(
+    problem: Problem, stages: Pipeline, *, sharded: bool, split: bool | None
+) -> None:
     """Raise unless the stages are as a schedule needs them."""
     for stage in stages:
         if stage.is_sharded and not sharded:
-            raise refuse(problem, f"block {problem.blocks[stage.forward].id} is on several devices")
+            raise does_not_fit(
+                problem, f"block {problem.blocks[stage.forward].id} is on several devices"
+            )
         if stage.backward is None and not (stage.is_sharded and sharded):
-            raise refuse(problem, f"block {problem.blocks[stage.forward].id} has no backward")
+            raise does_not_fit(problem, f"block {problem.blocks[stage.forward].id} has no backward")
         if split is not None and not stage.is_sharded and (stage.weight is not None) != split:
-            raise refuse(problem, f"backward is {'not ' if split else ''}split into two gradients")
+            raise does_not_fit(
+                problem, f"backward is {'not ' if split else ''}split into two gradients"
+            )
 
 
-def refuse(problem: Problem, why: str) -> InputError:
+def does_not_fit(problem: Problem, why: str) -> InputError:
     """A schedule does not apply to this placement."""
     name = f"`{problem.name}`" if problem.name else "the placement"
     return InputError(
@@ -121,7 +129,7 @@ def refuse(problem: Problem, why: str) -> InputError:
     )
 
 
-def merge(problem: Problem, orders: Sequence[Sequence[Item]]) -> list[Item]:
+def merge_device_orders(problem: Problem, orders: Sequence[Sequence[Item]]) -> list[Item]:
     """One order out of the orders of all devices, each block after what it waits for."""
     at = [0] * len(orders)
     done: set[Item] = set()
@@ -138,7 +146,7 @@ def merge(problem: Problem, orders: Sequence[Sequence[Item]]) -> list[Item]:
                     at[d] += 1
                 moved = True
     if any(a < len(o) for a, o in zip(at, orders, strict=True)):
-        raise refuse(problem, "its order waits on itself here")
+        raise does_not_fit(problem, "its order waits on itself here")
     return items
 
 
@@ -156,11 +164,11 @@ def _is_next(
     return all((w.on, m) in done for w in problem.after[block]) and all(there)
 
 
-def _pipe(problem: Problem, first: int, follow: list[list[int]]) -> Pipe:
+def _pipeline_from(problem: Problem, first: int, follow: list[list[int]]) -> Pipeline:
     line = [first]
     while then := [i for i in follow[line[-1]] if problem.blocks[i].kind == "F"]:
         if len(then) > 1:
-            raise refuse(problem, "forward blocks branch or join")
+            raise does_not_fit(problem, "forward blocks branch or join")
         line.append(then[0])
     back = _backwards(problem, line[-1], follow)
     stages = []
@@ -168,9 +176,9 @@ def _pipe(problem: Problem, first: int, follow: list[list[int]]) -> Pipe:
         devices = problem.blocks[i].devices
         mirrored = bool(back) and problem.blocks[back[0]].devices == devices
         backward = back.pop(0) if mirrored else None
-        stages.append(Stage(devices, i, backward, _weight(problem, backward, follow)))
+        stages.append(StageBlocks(devices, i, backward, _weight(problem, backward, follow)))
     if back:
-        raise refuse(problem, "backward does not go back over the devices of forward")
+        raise does_not_fit(problem, "backward does not go back over the devices of forward")
     return stages[::-1]
 
 
@@ -179,7 +187,7 @@ def _backwards(problem: Problem, last: int, follow: list[list[int]]) -> list[int
     line, here = [], last
     while then := [i for i in follow[here] if problem.blocks[i].kind in "BI"]:
         if len(then) > 1:
-            raise refuse(problem, "backward blocks branch or join")
+            raise does_not_fit(problem, "backward blocks branch or join")
         here = then[0]
         line.append(here)
     return line
@@ -214,7 +222,7 @@ Baseline = Callable[[Problem, int], list[Item]]
 
 def gpipe(problem: Problem, micro_batches: int) -> list[Item]:
     """All forwards, then all backwards."""
-    stages = pipe(problem, sharded=True)
+    stages = only_pipeline(problem, sharded=True)
     forward = [(s.forward, m) for m in range(micro_batches) for s in stages]
     return forward + [(b, m) for m in range(micro_batches) for s in stages[::-1] for b in _back(s)]
 
@@ -225,40 +233,40 @@ def one_f_one_b_plus(problem: Problem, micro_batches: int) -> list[Item]:
     The shorter of two ways to place those steps: by the time at which 1F1B alone would need them,
     or as soon as all devices are free.
     """
-    stages = pipe(problem, sharded=True)
+    stages = only_pipeline(problem, sharded=True)
     plain = [s for s in stages if not s.is_sharded]
     if not plain or len(plain) == len(stages):
-        raise refuse(problem, "it has no stages of both kinds, plain and sharded")
+        raise does_not_fit(problem, "it has no stages of both kinds, plain and sharded")
     if len({s.device for s in plain}) < len(plain):
-        raise refuse(problem, "a device has several stages")
+        raise does_not_fit(problem, "a device has several stages")
     orders: list[list[Item]] = [[] for _ in range(problem.num_devices)]
-    rows = _rows(Plan(pp=len(plain)), plain, micro_batches)
+    rows = _stage_orders(Plan(pp=len(plain)), plain, micro_batches)
     for stage, cells in zip(plain, rows, strict=True):
         orders[stage.device] = cells
-    ways = (_by_time(problem, stages, orders), _by_turn(problem, stages, orders))
-    return min(ways, key=lambda items: end(starts_of(problem, items), problem.seconds))
+    ways = (_insert_by_time(problem, stages, orders), _insert_when_free(problem, stages, orders))
+    return min(ways, key=lambda items: end_time(starts_of(problem, items), problem.seconds))
 
 
-def _named(name: str) -> Baseline:
+def _plan_family(name: str) -> Baseline:
     """The order that a plan's schedule of this name has, for stages as it needs them."""
     family = FAMILIES[name]
 
     def made(problem: Problem, micro_batches: int) -> list[Item]:
-        stages = pipe(problem, split=family.is_split or None)
+        stages = only_pipeline(problem, split=family.is_split or None)
         num = len(stages) if family.chunks == 1 else problem.num_devices
         plan = Plan(schedule=name, pp=num, chunks=max(len(stages) // num, 1))
         homes = [s.device for s in stages]
         mine = homes if family.chunks == 1 else range(num)
         is_short = family.chunks == 0 and plan.chunks < 2
         if is_short or len(set(mine)) < num or homes != [mine[s] for s, _ in places_of(plan)]:
-            raise refuse(problem, _PLACES[family.chunks])
+            raise does_not_fit(problem, _PLACES[family.chunks])
         if family.chunks == 0 and micro_batches % num:
             why = f"{micro_batches} micro-batches are not a multiple of {num} devices"
-            raise refuse(problem, why)
+            raise does_not_fit(problem, why)
         orders: list[list[Item]] = [[] for _ in range(problem.num_devices)]
-        for device, cells in zip(mine, _rows(plan, stages, micro_batches), strict=True):
+        for device, cells in zip(mine, _stage_orders(plan, stages, micro_batches), strict=True):
             orders[device] = cells
-        return merge(problem, orders)
+        return merge_device_orders(problem, orders)
 
     return made
 
@@ -270,7 +278,7 @@ _PLACES = {
 }
 
 
-def _rows(plan: Plan, stages: Pipe, micro_batches: int) -> list[list[Item]]:
+def _stage_orders(plan: Plan, stages: Pipeline, micro_batches: int) -> list[list[Item]]:
     """The blocks of each stage of a plan in its order."""
     found = order(plan, micro_batches)
     part = {place: stages[k] for k, place in enumerate(found.places)}
@@ -281,7 +289,7 @@ def _rows(plan: Plan, stages: Pipe, micro_batches: int) -> list[list[Item]]:
 
 
 def _items(
-    cells: Iterable[Cell], is_split: bool, device: int, part: Mapping[tuple[int, int], Stage]
+    cells: Iterable[Cell], is_split: bool, device: int, part: Mapping[tuple[int, int], StageBlocks]
 ) -> list[Item]:
     """Cells as blocks; where weights are not apart in the order, their block follows at once."""
     found: list[Item] = []
@@ -296,15 +304,17 @@ def _items(
 
 def dualpipe(problem: Problem, micro_batches: int) -> list[Item]:
     """Two pipelines in opposite directions; each device works as near end for one of them."""
-    found = pipes(problem)
+    found = pipelines(problem)
     for one in found:
-        require(problem, one, sharded=False, split=True)
+        require_stages(problem, one, sharded=False, split=True)
     num, half = problem.num_devices, problem.num_devices // 2
     ways = [[s.device for s in one] for one in found]
     if len(ways) != 2 or num % 2 or ways[0] != ways[1][::-1]:
-        raise refuse(problem, "it is not two pipelines in opposite directions over an even number")
+        raise does_not_fit(
+            problem, "it is not two pipelines in opposite directions over an even number"
+        )
     if micro_batches < num:
-        raise refuse(problem, f"{micro_batches} micro-batches, it needs {num} or more")
+        raise does_not_fit(problem, f"{micro_batches} micro-batches, it needs {num} or more")
     orders = []
     for device in range(num):
         sides = [next(s for s in one if s.device == device) for one in found]
@@ -312,43 +322,43 @@ def dualpipe(problem: Problem, micro_batches: int) -> list[Item]:
         near, far = sides if found[0].index(sides[0]) < half else sides[::-1]
         cells = dual_phases(min(device, num - 1 - device), half, micro_batches)
         orders.append(_items(cells, True, 0, {(0, 0): near, (0, 1): far}))
-    return merge(problem, orders)
+    return merge_device_orders(problem, orders)
 
 
 def chimera(problem: Problem, micro_batches: int) -> list[Item]:
     """Two pipelines in opposite directions, p micro-batches in flight, backward first."""
-    found = pipes(problem)
+    found = pipelines(problem)
     for one in found:
-        require(problem, one, sharded=False, split=False)
+        require_stages(problem, one, sharded=False, split=False)
     ways = [[s.device for s in one] for one in found]
     if len(ways) != 2 or ways[0] != ways[1][::-1]:
-        raise refuse(problem, "it is not two pipelines in opposite directions")
-    return _dispatched(problem, micro_batches, problem.num_devices)
+        raise does_not_fit(problem, "it is not two pipelines in opposite directions")
+    return _backward_first_order(problem, micro_batches, problem.num_devices)
 
 
 def hanayo(problem: Problem, micro_batches: int) -> list[Item]:
     """Waves over the devices, p micro-batches in flight, backward first."""
-    stages = pipe(problem, split=False)
+    stages = only_pipeline(problem, split=False)
     num = problem.num_devices
     rounds, there = len(stages) // num, list(range(num))
     waves = [d for r in range(rounds) for d in (there, there[::-1])[r % 2]]
     if rounds < 2 or [s.device for s in stages] != waves:
-        raise refuse(problem, "stages do not run over the devices in waves")
-    return _dispatched(problem, micro_batches, num)
+        raise does_not_fit(problem, "stages do not run over the devices in waves")
+    return _backward_first_order(problem, micro_batches, num)
 
 
 BASELINES: dict[str, Baseline] = {
     "gpipe": gpipe,
-    "1f1b": _named("1f1b"),
+    "1f1b": _plan_family("1f1b"),
     "1f1b+": one_f_one_b_plus,
-    "interleaved": _named("interleaved"),
+    "interleaved": _plan_family("interleaved"),
     "chimera": chimera,
     "hanayo": hanayo,
     "dualpipe": dualpipe,
-} | {name: _named(name) for name in FAMILIES if FAMILIES[name].is_split}
+} | {name: _plan_family(name) for name in FAMILIES if FAMILIES[name].is_split}
 
 
-def _back(stage: Stage) -> list[int]:
+def _back(stage: StageBlocks) -> list[int]:
     return [b for b in (stage.backward, stage.weight) if b is not None]
 
 
@@ -365,27 +375,29 @@ def _without_sharded(problem: Problem) -> Problem:
     return replace(problem, waits=tuple(sorted(waits, key=lambda w: (w.block, w.on))))
 
 
-def _by_time(problem: Problem, stages: Pipe, orders: list[list[Item]]) -> list[Item]:
+def _insert_by_time(problem: Problem, stages: Pipeline, orders: list[list[Item]]) -> list[Item]:
     """Sharded blocks just before the forward, just after the backward, of the stage they serve."""
     bare = _without_sharded(problem)
-    items = merge(bare, orders)
+    items = merge_device_orders(bare, orders)
     starts = starts_of(bare, items)
     keyed = [((starts[block][m], 2, 0), (block, m)) for block, m in items]
-    for step, (block, served, is_after) in enumerate(_served(stages)):
+    for step, (block, served, is_after) in enumerate(_sharded_neighbours(stages)):
         for m, start in enumerate(starts[served]):
             when = start + (problem.seconds[served] if is_after else 0.0)
             keyed.append(((when, 0 if is_after else 1, step), (block, m)))
     return [item for _, item in sorted(keyed)]
 
 
-def _by_turn(problem: Problem, stages: Pipe, orders: list[list[Item]]) -> list[Item]:
+def _insert_when_free(problem: Problem, stages: Pipeline, orders: list[list[Item]]) -> list[Item]:
     """Whatever can start first; a sharded forward stays within one micro-batch of its stage."""
     num = 1 + max(m for order in orders for _, m in order)
     wide = {s.forward: 0 for s in stages if s.is_sharded}
     wide |= {s.backward: 0 for s in stages if s.is_sharded and s.backward is not None}
-    served = {block: plain for block, plain, is_after in _served(stages) if not is_after}
+    served = {
+        block: plain for block, plain, is_after in _sharded_neighbours(stages) if not is_after
+    }
     left = [deque(order) for order in orders]
-    state = _State(problem)
+    state = _PartialSchedule(problem)
     while len(state.items) < num * len(problem.blocks):
         ready = [(state.start(*order[0]), 1, *order[0]) for order in left if order]
         ready += [
@@ -395,7 +407,7 @@ def _by_turn(problem: Problem, stages: Pipe, orders: list[list[Item]]) -> list[I
         ]
         start, _, block, m = min(ready, default=(inf, 0, 0, 0))
         if start == inf:
-            raise refuse(problem, "its order waits on itself here")
+            raise does_not_fit(problem, "its order waits on itself here")
         state.run(block, m)
         if block in wide:
             wide[block] += 1
@@ -404,7 +416,7 @@ def _by_turn(problem: Problem, stages: Pipe, orders: list[list[Item]]) -> list[I
     return state.items
 
 
-class _State:
+class _PartialSchedule:
     """How far a schedule has come."""
 
     def __init__(self, problem: Problem) -> None:
@@ -428,10 +440,10 @@ class _State:
             self.free[d] = end_
 
 
-def _served(stages: Pipe) -> list[tuple[int, int, bool]]:
+def _sharded_neighbours(stages: Pipeline) -> list[tuple[int, int, bool]]:
     """Each sharded block, the plain block it serves, and whether it comes after that one."""
     found: list[tuple[int, int, bool]] = []
-    pending: Pipe = []
+    pending: Pipeline = []
     last = stages[0]
     for stage in stages:
         if stage.is_sharded:
@@ -440,18 +452,18 @@ def _served(stages: Pipe) -> list[tuple[int, int, bool]]:
         last = stage
         found += [(s.forward, stage.forward, False) for s in pending]
         # backward goes on from the input gradient: weight gradients may wait
-        found += [(b, stage.backward or 0, True) for b in _backs(pending)]
+        found += [(b, stage.backward or 0, True) for b in _backward_blocks(pending)]
         pending = []
     # a head on all devices: between the last forward and its backward
     found += [(s.forward, last.forward, True) for s in pending]
-    return found + [(b, last.forward, True) for b in _backs(pending)]
+    return found + [(b, last.forward, True) for b in _backward_blocks(pending)]
 
 
-def _backs(stages: Pipe) -> list[int]:
+def _backward_blocks(stages: Pipeline) -> list[int]:
     return [s.backward for s in stages[::-1] if s.backward is not None]
 
 
-def _dispatched(problem: Problem, micro_batches: int, in_flight: int) -> list[Item]:
+def _backward_first_order(problem: Problem, micro_batches: int, in_flight: int) -> list[Item]:
     """Backward first, with so many passes through the devices in flight."""
     holds = max(
         sum(b.memory for b in problem.blocks if d in b.devices and b.memory > 0)
@@ -459,9 +471,9 @@ def _dispatched(problem: Problem, micro_batches: int, in_flight: int) -> list[It
     )
     passes = sum(1 for i in range(len(problem.blocks)) if not problem.after[i])
     room = problem.limited(holds * in_flight / passes if holds else None)
-    items = ordered(ticks(room, micro_batches), micro_batches, deepest)
+    items = order_by_rule(in_integers(room, micro_batches), micro_batches, backward_first)
     if items is None:
-        raise refuse(problem, "its order waits on itself here")
+        raise does_not_fit(problem, "its order waits on itself here")
     return items
 
 
@@ -469,9 +481,9 @@ def _dispatched(problem: Problem, micro_batches: int, in_flight: int) -> list[It
 #
 # Blocks are put in one line; every way to cut the line into `n` runs gives micro-batch `n-1` to
 # the first run down to 0 to the last, and one model finds the shortest repetend for it, under the
-# best so far. The winner's warm-up and cool-down are then made as short as they can be on their
-# own, and the three parts are put one after the other, with a barrier between them (`_join`). `n`
-# grows until no device idles.
+# best so far. The winner's warm-up and cool-down are then shortened on their own, and the three
+# phases follow each other with a barrier between them (`_concatenate_phases`). `n` grows until no
+# device idles.
 #
 # Differences from the published code: CP-SAT in place of Z3, ties in a fixed order.
 
@@ -483,12 +495,12 @@ _SPREAD = 8  # micro-batches in flight to try where memory sets no limit
 class TwoPhase:
     """A repetend, and when everything starts, in ticks."""
 
-    rate: Rate
+    rate: PeriodSearch
     starts: Starts
 
 
 def two_phase(
-    ticks: Ticks, bound: Fraction, micro_batches: int, budget: Budget, progress: Progress
+    ticks: IntegerProblem, bound: Fraction, micro_batches: int, budget: Budget, progress: Progress
 ) -> TwoPhase | None:
     """The schedule that the two phases find for so many micro-batches; None if they find none."""
     if any(r is not None and residences(ticks, d) is None for d, r in enumerate(ticks.capacity)):
@@ -496,8 +508,8 @@ def two_phase(
             "Tessel's two phases need memory that each micro-batch takes before it gives it back",
             hint="leave the method out: the search counts any changes of memory",
         )
-    alone(ticks)  # raises where not even one micro-batch fits
-    best = _repetend(ticks, bound, micro_batches, budget, progress)
+    sequential_pattern(ticks)  # raises where not even one micro-batch fits
+    best = _best_repetend(ticks, bound, micro_batches, budget, progress)
     if best is None:
         return None
     index = tuple(max(best.laps) - lap for lap in best.laps)
@@ -505,12 +517,16 @@ def two_phase(
     for block, i in enumerate(index):
         parts[0] += [(block, m) for m in range(i)]
         parts[1] += [(block, m) for m in range(i + 1, max(index) + 1)]
-    ends = [_shortest(ticks, part, budget) or _in_turn(ticks, best, part) for part in parts]
-    return TwoPhase(Rate(best, bound), _join(ticks, best, index, ends, micro_batches))
+    ends = [
+        _solve_phase(ticks, part, budget) or _sequential_phase(ticks, best, part) for part in parts
+    ]
+    return TwoPhase(
+        PeriodSearch(best, bound), _concatenate_phases(ticks, best, index, ends, micro_batches)
+    )
 
 
-def _repetend(
-    ticks: Ticks, bound: Fraction, micro_batches: int, budget: Budget, progress: Progress
+def _best_repetend(
+    ticks: IntegerProblem, bound: Fraction, micro_batches: int, budget: Budget, progress: Progress
 ) -> Repetend | None:
     best: Repetend | None = None
     floor = ceil(bound) * ticks.fine
@@ -519,14 +535,14 @@ def _repetend(
             if budget.left <= 0 or (best is not None and best.period <= floor):
                 return best
             high = sum(ticks.time) if best is None else best.period - 1
-            found = _pack(ticks, index, floor, high, budget)
+            found = _solve_repetend(ticks, index, floor, high, budget)
             if found is not None:
                 best = found
                 progress("period", best.period / ticks.fine, float(bound))
     return best
 
 
-def _most_in_flight(ticks: Ticks) -> int:
+def _most_in_flight(ticks: IntegerProblem) -> int:
     """As many micro-batches as the device with the least room for them can hold, and one."""
     most = [
         1 - (-room // taken)
@@ -536,7 +552,7 @@ def _most_in_flight(ticks: Ticks) -> int:
     return max(1, min([*most, len(ticks.time)] if most else [_SPREAD, len(ticks.time)]))
 
 
-def _candidates(ticks: Ticks, spread: int) -> Iterator[tuple[int, ...]]:
+def _candidates(ticks: IntegerProblem, spread: int) -> Iterator[tuple[int, ...]]:
     """The micro-batch of each block, falling along the line from `spread` - 1 to 0."""
     line = sorted(range(len(ticks.time)), key=lambda i: (ticks.head[i], ticks.devices[i][0], i))
     for cuts in combinations(range(1, len(line)), spread - 1):
@@ -546,8 +562,8 @@ def _candidates(ticks: Ticks, spread: int) -> Iterator[tuple[int, ...]]:
         yield tuple(index)
 
 
-def _pack(
-    ticks: Ticks, index: tuple[int, ...], low: int, high: int, budget: Budget
+def _solve_repetend(
+    ticks: IntegerProblem, index: tuple[int, ...], low: int, high: int, budget: Budget
 ) -> Repetend | None:
     """The shortest repetend in which each block runs for the micro-batch given."""
     cp = solver().CpModel()
@@ -557,7 +573,7 @@ def _pack(
     for i, waits in enumerate(ticks.after):
         for j, lag in waits:
             cp.add(start[i] + (index[j] - index[i]) * period >= start[j] + ticks.time[j] + lag)
-    before = orders(cp, ticks, start, period)
+    before = add_device_order(cp, ticks, start, period)
     for room, held in zip(ticks.capacity, ticks.held, strict=True):
         for block, rise, _ in held if room is not None else ():
             earlier = sum(c * before[i, block] for i, _, c in held if i != block and c)
@@ -571,7 +587,7 @@ def _pack(
     return Repetend(length, 1, tuple(starts))
 
 
-def _shortest(ticks: Ticks, part: list[Item], budget: Budget) -> dict[Item, int]:
+def _solve_phase(ticks: IntegerProblem, part: list[Item], budget: Budget) -> dict[Item, int]:
     """The least makespan of a warm-up or a cool-down on its own."""
     if not part:
         return {}
@@ -590,7 +606,7 @@ def _shortest(ticks: Ticks, part: list[Item], budget: Budget) -> dict[Item, int]
         cp.add_no_overlap(
             [cp.new_fixed_size_interval_var(start[i], ticks.time[i[0]], "") for i in here]
         )
-        _hold(cp, ticks, device, start, last)
+        _add_phase_memory(cp, ticks, device, start, last)
     cp.minimize(last)
     status, engine = solve(cp, budget, max(budget.left / 2, 1.0), INTERVALS)
     if status in ("best", "found"):
@@ -598,7 +614,7 @@ def _shortest(ticks: Ticks, part: list[Item], budget: Budget) -> dict[Item, int]
     return {}
 
 
-def _in_turn(ticks: Ticks, best: Repetend, part: list[Item]) -> dict[Item, int]:
+def _sequential_phase(ticks: IntegerProblem, best: Repetend, part: list[Item]) -> dict[Item, int]:
     """A part one block at a time, in the order of the repetend: where time ran out for better."""
     now, found = 0, {}
     longest_lag = max((lag for waits in ticks.after for _, lag in waits), default=0)
@@ -608,7 +624,9 @@ def _in_turn(ticks: Ticks, best: Repetend, part: list[Item]) -> dict[Item, int]:
     return found
 
 
-def _hold(cp: Any, ticks: Ticks, device: int, start: dict[Item, Any], last: Any) -> None:
+def _add_phase_memory(
+    cp: Any, ticks: IntegerProblem, device: int, start: dict[Item, Any], last: Any
+) -> None:
     """Memory within a part: taken before it, there from its start; given later, to its end."""
     room, found = ticks.capacity[device], residences(ticks, device)
     if room is None or not found:
@@ -625,8 +643,8 @@ def _hold(cp: Any, ticks: Ticks, device: int, start: dict[Item, Any], last: Any)
     cp.add_cumulative(spans, amounts, room)
 
 
-def _join(
-    ticks: Ticks,
+def _concatenate_phases(
+    ticks: IntegerProblem,
     best: Repetend,
     index: tuple[int, ...],
     ends: list[dict[Item, int]],

@@ -28,25 +28,31 @@ from foretell.predict import Prediction, predict
 from foretell.search.kit import Planned, Planner, silent
 from foretell.search.kit import Progress as Told
 from foretell.search.schedule import integer_problem
-from foretell.search.schedule.exact_search import Progress, Rate, edges, least_period, shortest
+from foretell.search.schedule.exact_search import (
+    PeriodSearch,
+    Progress,
+    least_period,
+    shortest_period,
+    timing_edges,
+)
 from foretell.search.schedule.families import BASELINES, two_phase
-from foretell.search.schedule.integer_problem import MAX_UNROLL, Budget, Ticks, ticks
-from foretell.search.schedule.makespan import Finish, begin, complete
+from foretell.search.schedule.integer_problem import MAX_UNROLL, Budget, IntegerProblem, in_integers
+from foretell.search.schedule.makespan import BestOrder, offer_known_orders, shorten_makespan
 from foretell.search.schedule.model import Model, models
 from foretell.search.schedule.problem import UNLIMITED, Block, Choice, Problem, Wait
 from foretell.search.schedule.replay import (
     NEVER,
     Item,
-    alone,
     arrays,
-    dispatch,
-    end,
-    length,
-    peaks,
+    end_time,
+    list_schedules,
+    order_makespan,
+    peak_memory,
     replay,
+    sequential_pattern,
     starts_of,
 )
-from foretell.search.schedule.schedule import Schedule, fetch, key, store, wrong
+from foretell.search.schedule.schedule import Schedule, cache_key, load_cached, save_cached, wrong
 from foretell.workload import Workload
 
 Objective = Literal["makespan", "idle"]
@@ -89,18 +95,18 @@ def schedule(
     num = max(8, 2 * problem.num_devices) if micro_batches is None else micro_batches
     _check(num, method, unroll, work, time_limit)
     options = {"method": method, "objective": objective, "unroll": unroll, "work": work}
-    name = key(problem, num, **options)
-    found = fetch(cache, name, problem) if cache else None
+    name = cache_key(problem, num, **options)
+    found = load_cached(cache, name, problem) if cache else None
     if found is None:
         budget = Budget(work, inf if time_limit is None else clock + _KEPT * time_limit)
-        found = _found(problem, num, method, objective, unroll, budget, progress or _quiet)
+        found = _run_method(problem, num, method, objective, unroll, budget, progress or _quiet)
         found = replace(found, method=method, search_cpu=time.process_time() - began)
         if cache and found.stopped in ("bound", "work"):
-            store(cache, name, found)
+            save_cached(cache, name, found)
     return found
 
 
-def _found(
+def _run_method(
     problem: Problem,
     num: int,
     method: str,
@@ -150,33 +156,33 @@ def _search(
     progress: Progress,
 ) -> Schedule:  # fmt: skip
     """The period first, then the makespan; the best so far where time or an interrupt ends it."""
-    whole = ticks(problem, micro_batches)
-    least_units = integer_problem.makespan(whole, micro_batches)
-    best = Finish(whole, micro_batches, least_units, progress, objective == "idle")
-    rate = Rate(alone(whole, budget), integer_problem.period(whole))
+    whole = in_integers(problem, micro_batches)
+    least_units = integer_problem.makespan_bound(whole, micro_batches)
+    best = BestOrder(whole, micro_batches, least_units, progress, objective == "idle")
+    rate = PeriodSearch(sequential_pattern(whole, budget), integer_problem.period_bound(whole))
     stopped, first, began, cpu = "work", budget, budget.clock(), time.process_time()
     try:
-        begin(best, _known(problem, micro_batches, budget), budget)
+        offer_known_orders(best, _family_orders(problem, micro_batches, budget), budget)
         if budget.deadline < inf:
             spent = max(time.process_time() - cpu, 1e-6)
             slow = max((budget.clock() - began) / spent, 1.0)  # where others run beside it
             describing = _PER_BLOCK * len(problem.blocks) * micro_batches * slow
             budget.deadline -= min(describing, _DESCRIBED * budget.seconds)
         first = budget.part(_PERIOD, _PERIOD)
-        shortest(rate, whole, unroll, first, progress)
-        complete(best, rate, budget)
+        shortest_period(rate, whole, unroll, first, progress)
+        shorten_makespan(best, rate, budget)
     except KeyboardInterrupt:
         if not best.items:
             raise
         stopped = "interrupted"
-    found = _described(problem, whole, rate, best.items, best.bound)
+    found = _schedule_of(problem, whole, rate, best.items, best.bound)
     if stopped == "work" and (first.late or budget.seconds <= 0):
         stopped = "time"
     done = found.proven and best.is_least
     return replace(found, stopped="bound" if done else stopped)
 
 
-def _known(problem: Problem, micro_batches: int, budget: Budget) -> Iterator[list[Item]]:
+def _family_orders(problem: Problem, micro_batches: int, budget: Budget) -> Iterator[list[Item]]:
     """The orders of the fixed schedules that fit the placement, where there is time for them."""
     slots = sum(len(b.devices) for b in problem.blocks) * micro_batches
     if len(problem.blocks) * micro_batches > _KNOWN or _ORDER * slots > 0.1 * budget.seconds:
@@ -189,8 +195,8 @@ def _known(problem: Problem, micro_batches: int, budget: Budget) -> Iterator[lis
 
 
 def _tessel(problem: Problem, micro_batches: int, budget: Budget, progress: Progress) -> Schedule:
-    whole = ticks(problem, micro_batches)
-    bound = integer_problem.period(whole)
+    whole = in_integers(problem, micro_batches)
+    bound = integer_problem.period_bound(whole)
     plan = two_phase(whole, bound, micro_batches, budget, progress)
     if plan is None:
         raise InfeasibleError(
@@ -200,8 +206,8 @@ def _tessel(problem: Problem, micro_batches: int, budget: Budget, progress: Prog
     rows = enumerate(plan.starts)
     placed = sorted((s, b, m) for b, row in rows for m, s in enumerate(row))
     items = [(b, m) for _, b, m in placed]
-    least_units = integer_problem.makespan(whole, micro_batches)
-    found = _described(problem, whole, plan.rate, items, least_units)
+    least_units = integer_problem.makespan_bound(whole, micro_batches)
+    found = _schedule_of(problem, whole, plan.rate, items, least_units)
     if whole.exact and whole.fine == 1:  # as the barriers leave it; else only the order is kept
         starts = tuple(tuple(s * whole.unit for s in row) for row in plan.starts)
         found = replace(found, starts=starts)
@@ -217,9 +223,11 @@ def _fixed(problem: Problem, micro_batches: int, method: str) -> Schedule:
     if fault is not None:
         raise InfeasibleError(f"{method}: {fault}", hint="give more memory, or search a schedule")
     num = 8 * problem.num_devices  # long enough for every order here to be in its steady state
-    ends = [end(starts_of(problem, order(problem, n)), problem.seconds) for n in (num, 2 * num)]
-    whole = ticks(problem, micro_batches)
-    bound = max(float(integer_problem.period(whole)) * whole.unit, max(problem.work))
+    ends = [
+        end_time(starts_of(problem, order(problem, n)), problem.seconds) for n in (num, 2 * num)
+    ]
+    whole = in_integers(problem, micro_batches)
+    bound = max(float(integer_problem.period_bound(whole)) * whole.unit, max(problem.work))
     period = (ends[1] - ends[0]) / num
     return Schedule(
         problem,
@@ -228,13 +236,17 @@ def _fixed(problem: Problem, micro_batches: int, method: str) -> Schedule:
         period,
         1,
         bound,
-        float(integer_problem.makespan(whole, micro_batches)) * whole.unit,
+        float(integer_problem.makespan_bound(whole, micro_batches)) * whole.unit,
         None if period <= bound * (1 + _SAME) else 0,
     )
 
 
-def _described(
-    problem: Problem, whole: Ticks, rate: Rate, items: Sequence[Item], least_units: Fraction
+def _schedule_of(
+    problem: Problem,
+    whole: IntegerProblem,
+    rate: PeriodSearch,
+    items: Sequence[Item],
+    least_units: Fraction,
 ) -> Schedule:
     """The schedule with its period and bounds in real seconds."""
     period = _real_period(problem, whole, rate)
@@ -251,24 +263,26 @@ def _described(
         rate.best.unroll,
         per if met else bound,
         float(least_units) * whole.unit,
-        None if met else 0 if between else rate.closed,
+        None if met else 0 if between else rate.closed_unroll,
     )
 
 
-def _real_period(problem: Problem, whole: Ticks, rate: Rate) -> float:
+def _real_period(problem: Problem, whole: IntegerProblem, rate: PeriodSearch) -> float:
     """The least period in seconds for the pattern's order."""
     best = rate.best
     if whole.exact and whole.fine == 1:
         return best.period * whole.unit
     after = [[(w.on, w.lag) for w in waits] for waits in problem.after]
     floor = Fraction(max(problem.work)) * best.unroll
-    return float(least_period(edges(whole, best, problem.seconds, after), len(best.start), floor))
+    return float(
+        least_period(timing_edges(whole, best, problem.seconds, after), len(best.start), floor)
+    )
 
 
 # All schedules of a placement side by side: the fixed ones that fit it, and the search.
 
 
-class Row(NamedTuple):
+class MethodFigures(NamedTuple):
     """One schedule's figures, or why there is none."""
 
     method: str
@@ -317,13 +331,16 @@ def compare(
     work: float = WORK,
     time_limit: float | None = None,
     cache: Path | None = None,
-) -> list[Row]:
+) -> list[MethodFigures]:
     """One row a method; those that do not apply to the placement are left out.
 
     A time limit is of all methods: those that search share what fixed schedules leave of it.
     """
     require_limit(time_limit)
-    ends, rows = None if time_limit is None else time.monotonic() + time_limit, dict[str, Row]()
+    ends, rows = (
+        None if time_limit is None else time.monotonic() + time_limit,
+        dict[str, MethodFigures](),
+    )
     turns = sorted(methods, key=lambda name: name not in BASELINES)
     for at, method in enumerate(turns):
         try:
@@ -331,9 +348,9 @@ def compare(
                 problem, micro_batches, memory, method=method, work=work,
                 time_limit=time_left(ends, len(turns) - at), cache=cache,
             )  # fmt: skip
-            rows[method] = Row(method, found)
+            rows[method] = MethodFigures(method, found)
         except InfeasibleError as error:
-            rows[method] = Row(method, None, error.message)
+            rows[method] = MethodFigures(method, None, error.message)
         except InputError:
             continue
     return [rows[method] for method in methods if method in rows]
@@ -381,7 +398,7 @@ class StageCost:
 class PipelineSchedule:
     """An order of forwards and backwards on every device, and what it takes."""
 
-    name: str  # a family, or `searched`
+    name: str  # a family, or `with_searched_order`
     makespan: float  # seconds for all micro-batches
     peak_memory: tuple[float, ...]  # bytes of activations, by device
     actions: tuple[tuple[str, ...], ...]  # by device: stage, F B I or W, micro-batch
@@ -408,7 +425,7 @@ def best_schedule(
         mine = [name for name in names if name in families]
         if mine or work:
             problem = pipeline(stages, memory, split=split)
-            found += _families(problem, mine, micro_batches)
+            found += _replay_families(problem, mine, micro_batches)
             if work:
                 found += _searched_order(problem, micro_batches, work / 2)
     if not found:
@@ -419,7 +436,9 @@ def best_schedule(
     return sorted(found, key=lambda one: (one.makespan, max(one.peak_memory)))
 
 
-def searched(plan: Plan, workload: Workload, cluster: Cluster, *, work: float) -> Plan | None:
+def with_searched_order(
+    plan: Plan, workload: Workload, cluster: Cluster, *, work: float
+) -> Plan | None:
     """The plan with a searched order of its stages, weight gradients apart; None where it has none.
 
     Stages cost, hold and send what the plan's own lowering says.
@@ -466,11 +485,11 @@ def pipeline(
     for s, one in enumerate(stages):
         blocks.append(Block(4 * s, "F", (one.device,), one.forward, one.kept))
         if s:
-            waits.append(Wait(s, s - 1, _sent(stages, s - 1, s)))
+            waits.append(Wait(s, s - 1, _send_seconds(stages, s - 1, s)))
     back = len(stages) - 1  # the block before, backward
     for s in reversed(range(len(stages))):
         one, here = stages[s], len(blocks)
-        lag = _sent(stages, s, s + 1) if s + 1 < len(stages) else 0.0
+        lag = _send_seconds(stages, s, s + 1) if s + 1 < len(stages) else 0.0
         waits.append(Wait(here, back, lag))
         late = min(one.kept_for_weight, one.kept)
         if split:
@@ -486,14 +505,14 @@ def pipeline(
     return Problem(tuple(blocks), tuple(waits), name="pipeline").limited(memory)
 
 
-def _sent(stages: Sequence[StageCost], first: int, then: int) -> float:
+def _send_seconds(stages: Sequence[StageCost], first: int, then: int) -> float:
     return stages[first].send if stages[first].device != stages[then].device else 0.0
 
 
-def _families(
+def _replay_families(
     problem: Problem, names: Sequence[str], micro_batches: int
 ) -> Iterator[PipelineSchedule]:
-    whole = ticks(problem, micro_batches)
+    whole = in_integers(problem, micro_batches)
     rows = arrays(whole)
     for name in names:
         try:
@@ -501,8 +520,8 @@ def _families(
         except InputError:
             continue
         order = np.array([b * micro_batches + m for b, m in items], np.int64)
-        if length(rows, micro_batches, order) < NEVER:
-            yield _family(problem, whole, name, items)
+        if order_makespan(rows, micro_batches, order) < NEVER:
+            yield _pipeline_schedule(problem, whole, name, items)
 
 
 def _searched_order(
@@ -512,20 +531,20 @@ def _searched_order(
         found = schedule(problem, micro_batches, work=work)
     except InfeasibleError:
         return
-    whole = ticks(problem, micro_batches)
+    whole = in_integers(problem, micro_batches)
     bound = found.makespan_bound
-    yield _family(problem, whole, _SEARCHED, list(found.order), bound)
+    yield _pipeline_schedule(problem, whole, _SEARCHED, list(found.order), bound)
 
 
-def _family(
-    problem: Problem, whole: Ticks, name: str, items: list[Item], bound: float = 0.0
+def _pipeline_schedule(
+    problem: Problem, whole: IntegerProblem, name: str, items: list[Item], bound: float = 0.0
 ) -> PipelineSchedule:
-    makespan = end(starts_of(problem, items), problem.seconds)
+    makespan = end_time(starts_of(problem, items), problem.seconds)
     rows: list[list[str]] = [[] for _ in range(problem.num_devices)]
     for b, m in items:
         block = problem.blocks[b]
         rows[block.devices[0]].append(f"{block.id // 4}{block.kind}{m}")
-    held = tuple(p * whole.memory_unit for p in peaks(items, whole.held))
+    held = tuple(p * whole.memory_unit for p in peak_memory(items, whole.held))
     return PipelineSchedule(name, makespan, held, tuple(map(tuple, rows)), bound)
 
 
@@ -536,7 +555,7 @@ def _family(
 
 
 @dataclass(frozen=True)
-class Solved:
+class SolvedModel:
     """A model with its schedule and what that makes of a step."""
 
     model: Model
@@ -551,7 +570,7 @@ class Solved:
         return self.prediction.step / self.plan.global_batch
 
 
-def best(
+def solve_models(
     found: Sequence[Model],
     micro_batches: int,
     *,
@@ -560,14 +579,14 @@ def best(
     time_limit: float | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
-) -> list[Solved]:
+) -> list[SolvedModel]:
     """Every model that has a schedule of so many micro-batches, the quickest first.
 
     The work is shared by all; time that one does not need is left to those behind it, and none is
     begun in less than half of what the quickest took. An interrupt ends the search with what is
     solved so far.
     """
-    out: list[Solved] = []
+    out: list[SolvedModel] = []
     why: list[ForetellError] = []
     ends = None if time_limit is None else time.monotonic() + time_limit
     least = inf
@@ -577,7 +596,7 @@ def best(
         left, began = time_left(ends, len(found) - at), time.monotonic()
         try:
             out.append(
-                solved(
+                solve_model(
                     model, micro_batches, method=method, work=work / len(found),
                     time_limit=left, cache=cache, progress=progress,
                 )
@@ -597,7 +616,7 @@ def best(
     return sorted(out, key=lambda s: s.per_sample)
 
 
-def solved(
+def solve_model(
     model: Model,
     micro_batches: int,
     *,
@@ -606,11 +625,11 @@ def solved(
     time_limit: float | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
-) -> Solved:
+) -> SolvedModel:
     """The schedule of one model, its choices decided, and its step predicted."""
-    num = _each(model, micro_batches)
+    num = _micro_batches_per_copy(model, micro_batches)
     ends = None if time_limit is None else time.monotonic() + time_limit
-    taken = decided(model.problem, num, ends) if model.problem.choices else ()
+    taken = choose_options(model.problem, num, ends) if model.problem.choices else ()
     chosen = model.chosen(taken)
     found = schedule(
         chosen.problem, num, method=method, work=work, cache=cache, progress=progress,
@@ -618,10 +637,10 @@ def solved(
     )  # fmt: skip
     plan = chosen.plan(found)
     repriced = predict(plan, model.prices.workload, model.prices.cluster)
-    return Solved(chosen, found, plan, repriced, taken)
+    return SolvedModel(chosen, found, plan, repriced, taken)
 
 
-def _each(model: Model, micro_batches: int) -> int:
+def _micro_batches_per_copy(model: Model, micro_batches: int) -> int:
     """Micro-batches of the problem: copies of the model share those of the plan."""
     if micro_batches % model.copies:
         raise InputError(
@@ -645,7 +664,9 @@ _LEAST = 0.05  # seconds that even the last of many placements may take
 _CLOSE = 1e-3  # of the time: what no choice is worth looking for
 
 
-def decided(problem: Problem, micro_batches: int, ends: float | None = None) -> tuple[str, ...]:
+def choose_options(
+    problem: Problem, micro_batches: int, ends: float | None = None
+) -> tuple[str, ...]:
     """The choices to take; none where blocks as they are cannot be beaten by slower ones."""
     names = [c.name for c in problem.choices]
     known: dict[frozenset[str], float] = {}
@@ -654,19 +675,23 @@ def decided(problem: Problem, micro_batches: int, ends: float | None = None) -> 
         key = frozenset(some)
         if key not in known:
             late = ends is not None and time.monotonic() > ends - (ends - began) / 2
-            known[key] = inf if late and known else _quick(problem.choosing(key), micro_batches)
+            known[key] = (
+                inf if late and known else _makespan_by_rules(problem.choosing(key), micro_batches)
+            )
         return known[key]
 
     began = time.monotonic()
     plain = look(())
-    if plain <= _floor(problem, micro_batches) * (1 + _CLOSE) and _only_slow(problem):
+    if plain <= _makespan_without_memory(problem, micro_batches) * (1 + _CLOSE) and _only_slow(
+        problem
+    ):
         return ()
     if len(names) <= _EVERY:
         for many in range(len(names) + 1):
             for some in combinations(names, many):
                 look(some)
     else:
-        for order in (names, _by_worth(problem)):
+        for order in (names, _by_bytes_per_second(problem)):
             for many in range(len(names) + 1):
                 look(order[:many])
         first = min(known, key=lambda key: (known[key], len(key)))
@@ -682,7 +707,7 @@ def decided(problem: Problem, micro_batches: int, ends: float | None = None) -> 
 def _require_any(problem: Problem, micro_batches: int, names: Sequence[str]) -> None:
     """Raise unless one micro-batch fits with all choices taken."""
     try:
-        alone(ticks(problem.choosing(names), micro_batches))
+        sequential_pattern(in_integers(problem.choosing(names), micro_batches))
     except InfeasibleError as error:
         raise InfeasibleError(
             f"no combination of {', '.join(names)} fits into memory: {error.message}",
@@ -690,23 +715,23 @@ def _require_any(problem: Problem, micro_batches: int, names: Sequence[str]) -> 
         ) from None
 
 
-def _quick(problem: Problem, micro_batches: int) -> float:
+def _makespan_by_rules(problem: Problem, micro_batches: int) -> float:
     """The makespan of the best order found without search; inf where none fits into memory."""
-    whole = ticks(problem, micro_batches)
+    whole = in_integers(problem, micro_batches)
     lengths = [
-        end(replay(items, whole.time, whole.devices, whole.after), whole.time)
-        for items in dispatch(whole, micro_batches)
+        end_time(replay(items, whole.time, whole.devices, whole.after), whole.time)
+        for items in list_schedules(whole, micro_batches)
     ]
     return min(lengths, default=inf) * whole.unit / whole.fine
 
 
-def _floor(problem: Problem, micro_batches: int) -> float:
+def _makespan_without_memory(problem: Problem, micro_batches: int) -> float:
     """Seconds that no schedule of these blocks beats, however little they held."""
-    free = ticks(problem.choosing(()).limited(UNLIMITED), micro_batches)
-    return float(integer_problem.makespan(free, micro_batches)) * free.unit
+    free = in_integers(problem.choosing(()).limited(UNLIMITED), micro_batches)
+    return float(integer_problem.makespan_bound(free, micro_batches)) * free.unit
 
 
-def _by_worth(problem: Problem) -> list[str]:
+def _by_bytes_per_second(problem: Problem) -> list[str]:
     """The choices by memory saved for each second added, the most worth first."""
     plain = {b.id: b for b in problem.blocks}
 
@@ -751,7 +776,7 @@ class PipelinePlanner(Planner):
             )
         num, given = samples // self.micro_batch, Plan(micro_batch=self.micro_batch)
         found = models(workload, cluster, plan=given, micro_batches=num)
-        every = best(
+        every = solve_models(
             found, num, method=self.method, work=self.work,
             progress=lambda what, value, bound: progress(f"{what} {value:.4g}", value),
         )  # fmt: skip
@@ -774,12 +799,12 @@ class PipelinePlanner(Planner):
             stopped=any(one.schedule.stopped == "interrupted" for one in every),
         )
 
-    def _baselines(self, found: list[Model], num: int) -> dict[str, Solved]:
+    def _baselines(self, found: list[Model], num: int) -> dict[str, SolvedModel]:
         """The quickest pipeline of each fixed schedule that fits."""
-        out: dict[str, Solved] = {}
+        out: dict[str, SolvedModel] = {}
         for name in _FIXED:
             with suppress(ForetellError):
-                out[name] = best(found, num, method=name)[0]
+                out[name] = solve_models(found, num, method=name)[0]
         return out
 
 
@@ -797,7 +822,7 @@ class Tessel(PipelinePlanner):
         return PipelinePlanner(self.micro_batch, self.work)
 
 
-def _notes(first: Solved, every: list[Solved]) -> tuple[str, ...]:
+def _notes(first: SolvedModel, every: list[SolvedModel]) -> tuple[str, ...]:
     found = first.schedule
     bound = "proven minimal" if found.proven else f"bound {span(found.lower_bound)}"
     shapes = ", ".join(f"{s.model.shape} {1e3 * s.per_sample:.4g} ms" for s in every)

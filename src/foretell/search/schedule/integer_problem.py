@@ -6,7 +6,7 @@ done in real time either. A block that takes no unit is given one tick, and `fin
 unit, enough of them that all those ticks together stay below one unit: every order keeps strictly
 rising times.
 
-    units = ⌊seconds / unit⌋,  ticks = fine · units, or 1 where units = 0              → `ticks`
+    units = ⌊seconds / unit⌋,  ticks = fine · units, or 1 where units = 0            → `in_integers`
 
 Memory becomes whole too, and is balanced: what a micro-batch leaves on a device for good is taken
 off its capacity once for each micro-batch, and what it gives back beyond what it took is not
@@ -34,7 +34,7 @@ _SLACK = Fraction(1, 10**6)  # of a unit of memory: what rounding of the capacit
 
 
 @dataclass(frozen=True)
-class Ticks:
+class IntegerProblem:
     """Whole-number times, waits and memory of one micro-batch."""
 
     time: tuple[int, ...]
@@ -92,19 +92,19 @@ class Ticks:
     @cached_property
     def head(self) -> tuple[int, ...]:
         """The earliest start of each block: the longest way to it."""
-        return tuple(longest(self.time, self.after, with_lags=True))
+        return tuple(longest_paths(self.time, self.after, with_lags=True))
 
     @cached_property
     def tail(self) -> tuple[int, ...]:
         """The least time after the end of each block: the longest way from it."""
-        return tuple(longest(self.time, self.followers, with_lags=True))
+        return tuple(longest_paths(self.time, self.followers, with_lags=True))
 
     def ticks(self, units: int) -> int:
         """The most ticks that `units` whole units can take."""
         return units if self.fine == 1 else (units + 1) * self.fine - 1
 
 
-def longest(
+def longest_paths(
     time: Sequence[int], after: Sequence[Sequence[tuple[int, int]]], with_lags: bool
 ) -> list[int]:
     """The longest way over `after` to the start of each block."""
@@ -121,24 +121,24 @@ def longest(
     return [found[i] for i in range(len(time))]
 
 
-def ticks(problem: Problem, micro_batches: int) -> Ticks:
+def in_integers(problem: Problem, micro_batches: int) -> IntegerProblem:
     """The problem in whole numbers, its memory balanced for so many micro-batches."""
     lags = [w.lag for w in problem.waits]
-    units, unit, exact = _units([*problem.seconds, *lags], max(problem.work))
+    units, unit, exact = _time_units([*problem.seconds, *lags], max(problem.work))
     times = units[: len(problem.blocks)]
     # every repetend and every micro-batch in flight may pass each block without time once
     zeros = times.count(0)
     fine = 1 + 2 * zeros * MAX_UNROLL if zeros else 1
     lag_of = dict(zip(problem.waits, units[len(problem.blocks) :], strict=True))
     after = tuple(tuple((w.on, lag_of[w] * fine) for w in ws) for ws in problem.after)
-    held, capacity, memory_unit, left = _memory(problem, micro_batches)
-    return Ticks(
+    held, capacity, memory_unit, left = _integer_memory(problem, micro_batches)
+    return IntegerProblem(
         tuple(t * fine or 1 for t in times), tuple(b.devices for b in problem.blocks), after,
         held, capacity, unit, fine, exact, memory_unit, left, problem.capacity,
     )  # fmt: skip
 
 
-def copies(base: Ticks, unroll: int) -> Ticks:
+def with_copies(base: IntegerProblem, unroll: int) -> IntegerProblem:
     """Several micro-batches as one: copy `j` of block `i` is block `i * unroll + j`."""
     if unroll == 1:
         return base
@@ -156,7 +156,7 @@ def copies(base: Ticks, unroll: int) -> Ticks:
     )
 
 
-def coarsened(base: Ticks) -> Ticks:
+def with_fewer_ticks(base: IntegerProblem) -> IntegerProblem:
     """The same with fewer ticks, where there are many: for orders found fast, not for proofs."""
     work = max(sum(base.time[i] for i in on) for on in base.by_device)
     if work <= _COARSE:
@@ -169,7 +169,7 @@ def coarsened(base: Ticks) -> Ticks:
     return replace(base, time=tuple(map(fewer, base.time)), after=after, fine=1, exact=False)
 
 
-def _units(values: Sequence[float], work: float) -> tuple[list[int], float, bool]:
+def _time_units(values: Sequence[float], work: float) -> tuple[list[int], float, bool]:
     """Values as whole multiples of a unit, the unit, and whether nothing was lost."""
     exact = [Fraction(repr(float(v))) for v in values]
     scale = lcm(*(f.denominator for f in exact))
@@ -181,24 +181,28 @@ def _units(values: Sequence[float], work: float) -> tuple[list[int], float, bool
     return [int(v / unit) for v in values], unit, False
 
 
-Held = tuple[tuple[int, int, int], ...]
+MemoryChanges = tuple[tuple[int, int, int], ...]
 
 
-def _memory(
+def _integer_memory(
     problem: Problem, micro_batches: int
-) -> tuple[tuple[Held, ...], tuple[int | None, ...], float, tuple[int, ...]]:
+) -> tuple[tuple[MemoryChanges, ...], tuple[int | None, ...], float, tuple[int, ...]]:
     """By device the memory of its blocks, balanced, what it can hold, the unit, what stays."""
     scale = _memory_scale(problem)
-    held: list[Held] = []
+    held: list[MemoryChanges] = []
     capacity: list[int | None] = []
     stays: list[int] = []
     for device, room in enumerate(problem.capacity):
         rows = [
-            [i, _whole(problem.blocks[i].rise, scale), _whole(problem.blocks[i].change, scale)]
+            [
+                i,
+                _integer_amount(problem.blocks[i].rise, scale),
+                _integer_amount(problem.blocks[i].change, scale),
+            ]
             for i in problem.order
             if device in problem.blocks[i].devices
         ]
-        left = _balance(rows) * micro_batches
+        left = _cancel_changes(rows) * micro_batches
         held.append(tuple((i, max(r, 0), c) for i, r, c in rows if r > 0 or c))
         whole = None if isinf(room) else int(Fraction(room) * scale + _SLACK) - max(left, 0)
         capacity.append(whole)
@@ -218,11 +222,11 @@ def _memory_scale(problem: Problem) -> Fraction:
     return Fraction(_MEMORY) / Fraction(max(amounts))
 
 
-def _whole(amount: float, scale: Fraction) -> int:
+def _integer_amount(amount: float, scale: Fraction) -> int:
     return round(Fraction(repr(float(amount))) * scale)
 
 
-def _balance(rows: list[list[int]]) -> int:
+def _cancel_changes(rows: list[list[int]]) -> int:
     """Make the changes of a device cancel; what each micro-batch left there, or took too much."""
     left = over = sum(change for _, _, change in rows)
     for row in reversed(rows):
@@ -239,10 +243,10 @@ def _balance(rows: list[list[int]]) -> int:
 #
 # Let `t_b` be the time of a block, `w_d` the sum of those of device `d`, `c_d` its capacity.
 #
-#     P ≥ w_d                                                    a device is busy    → `period`
-#     P ≥ S + (w_d without S)                                                        → `period`
+#     P ≥ w_d                                                    a device is busy   → `period_bound`
+#     P ≥ S + (w_d without S)                                                       → `period_bound`
 #     P ≥ S + Σ_r m_r · |r| / c_d                                memory              → `_residence`
-#     T ≥ S·N + head(X) + N · Σ_{b∈X} t_b + tail(X)              any X on a device   → `makespan`
+#     T ≥ S·N + head(X) + N · Σ_{b∈X} t_b + tail(X)            any X on device → `makespan_bound`
 #
 # `S` is the time of blocks that hold every device: while one runs nothing else does, so those spans
 # can be cut out of any schedule, and what is left is a schedule in which these blocks take no time.
@@ -259,7 +263,7 @@ class Residence(NamedTuple):
     amount: int
 
 
-class _View(NamedTuple):
+class _ReducedTimes(NamedTuple):
     """A problem with or without the time of its blocks on every device."""
 
     cut: int  # time of those blocks, when it was taken out
@@ -268,30 +272,30 @@ class _View(NamedTuple):
     tail: Sequence[int]
 
 
-def period(ticks: Ticks) -> Fraction:
+def period_bound(ticks: IntegerProblem) -> Fraction:
     """The least units a micro-batch can take in the long run."""
     found = Fraction(max(sum(ticks.units[i] for i in on) for on in ticks.by_device))
-    for view in _views(ticks):
+    for view in _reduced_times(ticks):
         for device in range(len(ticks.capacity)):
-            if room := _room(ticks, device):
-                found = max(found, view.cut + Fraction(_area(ticks, view, device), room))
+            if room := _memory_limit(ticks, device):
+                found = max(found, view.cut + Fraction(_memory_time(ticks, view, device), room))
     return found
 
 
-def makespan(ticks: Ticks, micro_batches: int) -> Fraction:
+def makespan_bound(ticks: IntegerProblem, micro_batches: int) -> Fraction:
     """The least units in which so many micro-batches can be done."""
     found = Fraction(0)
-    for view in _views(ticks):
+    for view in _reduced_times(ticks):
         base = view.cut * micro_batches
         ways = [h + t + g for h, t, g in zip(view.head, view.time, view.tail, strict=True)]
         found = max(found, Fraction(base + max(ways)))
         for device, on in enumerate(ticks.by_device):
-            found = max(found, Fraction(base + _busy(view, on, micro_batches)))
-            found = max(found, base + _held(ticks, view, device, micro_batches))
+            found = max(found, Fraction(base + _busy_span(view, on, micro_batches)))
+            found = max(found, base + _memory_span(ticks, view, device, micro_batches))
     return found
 
 
-def residences(ticks: Ticks, device: int) -> list[Residence] | None:
+def residences(ticks: IntegerProblem, device: int) -> list[Residence] | None:
     """Pairs of blocks that take and release memory; None where a release comes first."""
     reach = ticks.reach
     open_: list[list[int]] = []
@@ -313,7 +317,7 @@ def residences(ticks: Ticks, device: int) -> list[Residence] | None:
     return None if open_ else found
 
 
-def _views(ticks: Ticks) -> Iterator[_View]:
+def _reduced_times(ticks: IntegerProblem) -> Iterator[_ReducedTimes]:
     num = len(ticks.capacity)
     wide = [len(devices) == num for devices in ticks.devices]
     lag_unit = ticks.fine
@@ -325,13 +329,14 @@ def _views(ticks: Ticks) -> Iterator[_View]:
             [[(j, lag // lag_unit) for j, lag in waits] for waits in side]
             for side in (ticks.after, ticks.followers)
         )
-        yield _View(
+        yield _ReducedTimes(
             taken, time,
-            longest(time, after, with_lags=not cut), longest(time, followers, with_lags=not cut),
+            longest_paths(time, after, with_lags=not cut),
+            longest_paths(time, followers, with_lags=not cut),
         )  # fmt: skip
 
 
-def _busy(view: _View, on: Sequence[int], micro_batches: int) -> int:
+def _busy_span(view: _ReducedTimes, on: Sequence[int], micro_batches: int) -> int:
     """The least span of some blocks of a device, over all ways to choose those blocks."""
     best = 0
     busy = [i for i in on if view.time[i]]
@@ -343,30 +348,34 @@ def _busy(view: _View, on: Sequence[int], micro_batches: int) -> int:
     return best
 
 
-def _held(ticks: Ticks, view: _View, device: int, micro_batches: int) -> Fraction:
+def _memory_span(
+    ticks: IntegerProblem, view: _ReducedTimes, device: int, micro_batches: int
+) -> Fraction:
     """The least span in which a device's memory can serve so many micro-batches."""
-    found, room = residences(ticks, device), _room(ticks, device)
+    found, room = residences(ticks, device), _memory_limit(ticks, device)
     if not found or not room:
         return Fraction(0)
     head = min(view.head[r.taken] for r in found)
     tail = min(view.tail[r.given] for r in found)
-    return head + Fraction(micro_batches * _area(ticks, view, device), room) + tail
+    return head + Fraction(micro_batches * _memory_time(ticks, view, device), room) + tail
 
 
-def _room(ticks: Ticks, device: int) -> int:
+def _memory_limit(ticks: IntegerProblem, device: int) -> int:
     """The memory a device has, before anything stays there; 0 where that bounds nothing."""
     room, left = ticks.capacity[device], ticks.left[device]
     return 0 if room is None or left < 0 else room + left
 
 
-def _area(ticks: Ticks, view: _View, device: int) -> int:
+def _memory_time(ticks: IntegerProblem, view: _ReducedTimes, device: int) -> int:
     """The least memory × time that one micro-batch needs on a device."""
     found = residences(ticks, device) or []
     lags = view.cut == 0
-    return sum(r.amount * _way(ticks, view.time, r.taken, r.given, lags) for r in found)
+    return sum(r.amount * _path_length(ticks, view.time, r.taken, r.given, lags) for r in found)
 
 
-def _way(ticks: Ticks, time: Sequence[int], first: int, last: int, lags: bool) -> int:
+def _path_length(
+    ticks: IntegerProblem, time: Sequence[int], first: int, last: int, lags: bool
+) -> int:
     """From the start of one block to the end of another that waits for it."""
     best = {first: 0}
     for i in ticks.order:
@@ -460,7 +469,7 @@ def solve(model: Any, budget: Budget, limit: float, pace: float = ORDERS) -> tup
         parameters.max_time_in_seconds = seconds
     parameters.catch_sigint_signal = False
     parameters.cp_model_probing_level = 0  # probing costs more than it saves on these models
-    code = _interruptible(engine, model)
+    code = _solve_interruptibly(engine, model)
     budget.spend(pace * engine.response_proto.deterministic_time)
     budget.spend(_BUILD * len(model.proto.constraints))
     if code == cp.OPTIMAL:
@@ -474,7 +483,7 @@ def solve(model: Any, budget: Budget, limit: float, pace: float = ORDERS) -> tup
     return "unknown", engine
 
 
-def _interruptible(engine: Any, model: Any) -> Any:
+def _solve_interruptibly(engine: Any, model: Any) -> Any:
     """Solve beside the calling thread, so that an interrupt stops the solver at once."""
     found: list[Any] = []
     beside = Thread(target=lambda: found.append(engine.solve(model)), daemon=True)

@@ -1,18 +1,18 @@
 """Every start of a few micro-batches as a variable: the least makespan, or the least around a
 pattern.
 
-    s_{b,m} ≥ s_{a,m} + t_a + lag                   b waits for a                     → `_waits`
-    s_{b,m+1} ≥ s_{b,m} + t_b                       micro-batches in turn             → `_starts`
-    one block at a time on each device                                                → `_devices`
-    Σ amounts held from `taken` to the end of `given` ≤ capacity                      → `_memory`
+    s_{b,m} ≥ s_{a,m} + t_a + lag                   b waits for a                     → `_add_waits`
+    s_{b,m+1} ≥ s_{b,m} + t_b                       micro-batches in turn            → `_add_starts`
+    one block at a time on each device                                              → `_add_devices`
+    Σ amounts held from `taken` to the end of `given` ≤ capacity               → `_add_memory_limit`
 
 Around a pattern of period `P`, instance `i_b` of block `b` belongs to the pattern, earlier ones to
 the warm-up, later ones to the cool-down. Nothing separates the three in time; on each device they
 follow each other, and the pattern's blocks span at most `P`, so that it can be repeated any number
 of times:
 
-    s_{a,i_a} + t_a ≤ s_{b,i_b} + P                 a, b on one device                → `_around`
-    s_{b,i_b} ≥ s_{a,i_a} − (i_a − i_b)·P + t_a     b waits for a                     → `_linked`
+    s_{a,i_a} + t_a ≤ s_{b,i_b} + P                 a, b on one device              → `_add_pattern`
+    s_{b,i_b} ≥ s_{a,i_a} − (i_a − i_b)·P + t_a     b waits for a              → `_add_pattern_wait`
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,42 +26,42 @@ import numpy as np
 
 from foretell.compiled import I2
 from foretell.search.schedule import integer_problem
-from foretell.search.schedule.anneal import improved
+from foretell.search.schedule.anneal import annealed_order
 from foretell.search.schedule.exact_search import (
     GOALS,
+    PeriodSearch,
     Progress,
-    Rate,
     Repetend,
-    greedy,
-    repeat,
+    greedy_patterns,
+    solve_pattern,
     tighten,
 )
 from foretell.search.schedule.integer_problem import (
     INTERVALS,
     Budget,
+    IntegerProblem,
     Status,
-    Ticks,
-    coarsened,
-    copies,
     residences,
     solve,
     solver,
+    with_copies,
+    with_fewer_ticks,
 )
 from foretell.search.schedule.replay import (
     Item,
-    alone,
     arrays,
-    dispatch,
-    end,
+    end_time,
+    list_schedules,
     longest_idle,
     replay,
-    traced,
-    unroll,
+    sequential_pattern,
+    starts_and_peaks,
+    unrolled_order,
 )
 
 
 @dataclass(frozen=True)
-class Pattern:
+class PatternCut:
     """Which instance of each block is repeated, and how often."""
 
     index: tuple[int, ...]
@@ -74,31 +74,31 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class _Model:
+class _StartsModel:
     """The solver's model and the start of every block of every micro-batch."""
 
     cp: Any
-    ticks: Ticks
+    ticks: IntegerProblem
     start: list[list[Any]]
     most: int
 
 
-def shortest(
-    ticks: Ticks,
+def solve_starts(
+    ticks: IntegerProblem,
     micro_batches: int,
     *,
     floor: int,
     most: int,
     budget: Budget,
     limit: float,
-    pattern: Pattern | None = None,
+    pattern: PatternCut | None = None,
     hint: Sequence[Sequence[float]] | None = None,
 ) -> tuple[Status, list[list[int]] | None]:
     """Starts that end within `most` ticks, as early as found; `none` proves there are none."""
-    model = _encode(ticks, micro_batches, most)
+    model = _starts_model(ticks, micro_batches, most)
     cp = model.cp
     if pattern is not None:
-        _around(model, pattern)
+        _add_pattern(model, pattern)
     last = cp.new_int_var(floor, most, "")
     for i, row in enumerate(model.start):
         if not ticks.followers[i]:
@@ -113,7 +113,9 @@ def shortest(
     return status, [[engine.value(s) for s in row] for row in model.start]
 
 
-def repeated(starts: Sequence[Sequence[int]], pattern: Pattern, more: int) -> list[Item]:
+def order_of_repetitions(
+    starts: Sequence[Sequence[int]], pattern: PatternCut, more: int
+) -> list[Item]:
     """The order once the pattern runs `more` times more: warm-up, repetitions, cool-down."""
     placed = []
     for block, (row, index) in enumerate(zip(starts, pattern.index, strict=True)):
@@ -128,17 +130,17 @@ def repeated(starts: Sequence[Sequence[int]], pattern: Pattern, more: int) -> li
     return [(block, m) for _, block, m in sorted(placed)]
 
 
-def _encode(ticks: Ticks, micro_batches: int, most: int) -> _Model:
-    model = _Model(solver().CpModel(), ticks, [], most)
-    _starts(model, micro_batches)
-    _waits(model)
-    _devices(model)
+def _starts_model(ticks: IntegerProblem, micro_batches: int, most: int) -> _StartsModel:
+    model = _StartsModel(solver().CpModel(), ticks, [], most)
+    _add_starts(model, micro_batches)
+    _add_waits(model)
+    _add_devices(model)
     for device in range(len(ticks.capacity)):
-        _memory(model, device)
+        _add_memory_limit(model, device)
     return model
 
 
-def _starts(model: _Model, micro_batches: int) -> None:
+def _add_starts(model: _StartsModel, micro_batches: int) -> None:
     ticks, cp = model.ticks, model.cp
     for i, time in enumerate(ticks.time):
         low, high = ticks.head[i], model.most - ticks.tail[i] - time
@@ -151,14 +153,14 @@ def _starts(model: _Model, micro_batches: int) -> None:
         model.start.append(row)
 
 
-def _waits(model: _Model) -> None:
+def _add_waits(model: _StartsModel) -> None:
     for i, waits in enumerate(model.ticks.after):
         for j, lag in waits:
             for then, first in zip(model.start[i], model.start[j], strict=True):
                 model.cp.add(then >= first + model.ticks.time[j] + lag)
 
 
-def _devices(model: _Model) -> None:
+def _add_devices(model: _StartsModel) -> None:
     cp, time = model.cp, model.ticks.time
     spans = [
         [cp.new_fixed_size_interval_var(s, time[i], "") for s in row]
@@ -168,14 +170,14 @@ def _devices(model: _Model) -> None:
         cp.add_no_overlap([span for i in on for span in spans[i]])
 
 
-def _memory(model: _Model, device: int) -> None:
+def _add_memory_limit(model: _StartsModel, device: int) -> None:
     ticks, cp, room = model.ticks, model.cp, model.ticks.capacity[device]
     num = len(model.start[0])
     if room is None or sum(r for _, r, _ in ticks.held[device]) * num <= room:
         return
     found = residences(ticks, device)
     if found is None:
-        _level(model, device, room)
+        _add_memory_level(model, device, room)
         return
     if len(found) == 1:  # micro-batches come in turn: the memory of one serves a later one
         taken, given, amount = found[0]
@@ -193,7 +195,7 @@ def _memory(model: _Model, device: int) -> None:
     cp.add_cumulative(spans, amounts, room)
 
 
-def _level(model: _Model, device: int, room: int) -> None:
+def _add_memory_level(model: _StartsModel, device: int, room: int) -> None:
     """Memory that cannot be paired: the level itself, taken at starts and given back at ends."""
     times: list[Any] = []
     changes: list[int] = []
@@ -205,7 +207,7 @@ def _level(model: _Model, device: int, room: int) -> None:
     model.cp.add_reservoir_constraint(times, changes, low, room)
 
 
-def _around(model: _Model, pattern: Pattern) -> None:
+def _add_pattern(model: _StartsModel, pattern: PatternCut) -> None:
     cp, time, index = model.cp, model.ticks.time, pattern.index
     core = [row[i] for row, i in zip(model.start, index, strict=True)]
     for on in model.ticks.by_device:
@@ -221,10 +223,12 @@ def _around(model: _Model, pattern: Pattern) -> None:
                         cp.add(late >= core[b] + time[b])
     for i, waits in enumerate(model.ticks.after):
         for j, lag in waits:
-            _linked(model, pattern, i, j, time[j] + lag)
+            _add_pattern_wait(model, pattern, i, j, time[j] + lag)
 
 
-def _linked(model: _Model, pattern: Pattern, block: int, on: int, length: int) -> None:
+def _add_pattern_wait(
+    model: _StartsModel, pattern: PatternCut, block: int, on: int, length: int
+) -> None:
     """What `block` waits for may have run some repetitions earlier, in each of the three parts."""
     cp, period = model.cp, pattern.period
     first, then = pattern.index[on], pattern.index[block]
@@ -250,10 +254,10 @@ _KEPT = 3  # orders that annealing starts from
 
 
 @dataclass
-class Finish:
+class BestOrder:
     """The best orders so far, how long they take, and what no order can beat."""
 
-    ticks: Ticks
+    ticks: IntegerProblem
     micro_batches: int
     bound: Fraction  # units
     progress: Progress
@@ -278,7 +282,7 @@ class Finish:
         """Take an order if it fits and is the shortest yet; of equals the one that holds least."""
         ticks, num = self.ticks, self.micro_batches
         order = np.array([block * num + m for block, m in items], np.int64)
-        start, held = traced(self.rows, num, order)
+        start, held = starts_and_peaks(self.rows, num, order)
         if any(r is not None and p > r for p, r in zip(held, ticks.capacity, strict=True)):
             return
         starts = start.reshape(-1, num)
@@ -296,39 +300,39 @@ class Finish:
             self.cost = cost
 
 
-def begin(best: Finish, known: Iterable[list[Item]], budget: Budget) -> None:
+def offer_known_orders(best: BestOrder, known: Iterable[list[Item]], budget: Budget) -> None:
     """Orders without search: by rules, from the literature, one micro-batch after the other."""
     ticks, num = best.ticks, best.micro_batches
-    last = unroll(alone(ticks, budget), len(ticks.time), num)
-    for items in chain(dispatch(ticks, num), known, [last]):
+    last = unrolled_order(sequential_pattern(ticks, budget), len(ticks.time), num)
+    for items in chain(list_schedules(ticks, num), known, [last]):
         best.offer(items)
         if best.is_least or (best.items and budget.is_over):
             return
 
 
-def complete(best: Finish, rate: Rate, budget: Budget) -> None:
+def shorten_makespan(best: BestOrder, rate: PeriodSearch, budget: Budget) -> None:
     """The shortest schedule found around a repetend, left in `best`."""
     ticks, num = best.ticks, best.micro_batches
     rough, patterns = best.others[0], list[Repetend]()
-    for repetend in _equals(ticks, rate, budget):
+    for repetend in _patterns_of_period(ticks, rate, budget):
         patterns.append(repetend)
-        best.offer(unroll(repetend, len(ticks.time), num))
+        best.offer(unrolled_order(repetend, len(ticks.time), num))
         if best.is_least:
             return
     if budget.is_over:
         return
-    _annealed(best, budget.part(_ANNEALED), best.others, 1)
-    coarse = coarsened(ticks)
-    _directly(best, coarse, budget.part(_SOLVED))
+    _anneal_orders(best, budget.part(_ANNEALED), best.others, 1)
+    coarse = with_fewer_ticks(ticks)
+    _solve_whole(best, coarse, budget.part(_SOLVED))
     rings = [r if coarse is ticks else tighten(coarse, r, Fraction(0)) for r in patterns]
     cuts = [cut for ring in rings for cut in _cuts(ring)]
     around = budget.part(_RINGS)
     for size, pattern in dict.fromkeys([*_found_cuts(best, rings[0]), *cuts]):
         if not best.is_least and not around.is_over:
-            _around_pattern(best, coarse, size, pattern, around)
+            _solve_around_pattern(best, coarse, size, pattern, around)
     for turn in range(_AGAIN):  # near the best and, from an order that is not, anywhere
         order = rough if turn % 2 else best.others[0]
-        _annealed(best, budget.part(1 / (_AGAIN - turn)), [order], 2 + turn)
+        _anneal_orders(best, budget.part(1 / (_AGAIN - turn)), [order], 2 + turn)
 
 
 # shares of the work left for annealing, for the model of all starts, for those around patterns
@@ -336,8 +340,8 @@ _ANNEALED, _SOLVED, _RINGS = 0.3, 0.2, 0.4
 _AGAIN = 6  # how often it is annealed at the end
 
 
-def _annealed(
-    best: Finish, budget: Budget, orders: Sequence[tuple[int, int, list[Item]]], seed: int
+def _anneal_orders(
+    best: BestOrder, budget: Budget, orders: Sequence[tuple[int, int, list[Item]]], seed: int
 ) -> None:
     """The best orders, each annealed for an equal share of the work."""
     floor = ceil(best.bound) * best.ticks.fine
@@ -347,43 +351,47 @@ def _annealed(
     for k, (_, _, items) in enumerate(tuple(orders)):
         if not best.is_least and not budget.is_over:
             part = budget.part(1 / (many - k))
-            best.offer(improved(best.ticks, items, best.micro_batches, floor, part, seed=seed))
+            best.offer(
+                annealed_order(best.ticks, items, best.micro_batches, floor, part, seed=seed)
+            )
 
 
-def _equals(ticks: Ticks, rate: Rate, budget: Budget) -> Iterator[Repetend]:
+def _patterns_of_period(
+    ticks: IntegerProblem, rate: PeriodSearch, budget: Budget
+) -> Iterator[Repetend]:
     """The best repetend and others of the same period."""
     best = rate.best
     yield best
     if best.unroll == 1 and budget.seconds > 0:
-        yield from greedy(ticks, best.period)
+        yield from greedy_patterns(ticks, best.period)
     for goal in GOALS:
         if budget.is_over:
             return
         limit = min(budget.left / 8, 0.3)
-        _, found = repeat(ticks, best.unroll, best.period, goal, budget, limit)
+        _, found = solve_pattern(ticks, best.unroll, best.period, goal, budget, limit)
         if found is not None:
             yield found
 
 
-def _directly(best: Finish, coarse: Ticks, budget: Budget) -> None:
+def _solve_whole(best: BestOrder, coarse: IntegerProblem, budget: Budget) -> None:
     """All starts as variables; proves the best when nothing shorter exists."""
     num = best.micro_batches
-    floor = ceil(integer_problem.makespan(coarse, num)) * coarse.fine
+    floor = ceil(integer_problem.makespan_bound(coarse, num)) * coarse.fine
     hint = replay(best.items, coarse.time, coarse.devices, coarse.after)
-    most = int(end(hint, coarse.time)) - 1
+    most = int(end_time(hint, coarse.time)) - 1
     over = budget.is_over or len(coarse.time) * num > _DIRECT
     if best.is_least or most < floor or over:
         return
-    status, starts = shortest(
+    status, starts = solve_starts(
         coarse, num, floor=floor, most=most, budget=budget, limit=budget.left, hint=hint
     )
     if starts is not None:
-        best.offer(_in_order(starts))
+        best.offer(_order_by_start(starts))
     if status in ("best", "none") and coarse is best.ticks and coarse.is_faithful:
-        best.bound = max(best.bound, _surely(best.ticks, best.length, num))
+        best.bound = max(best.bound, _proven_units(best.ticks, best.length, num))
 
 
-def _surely(ticks: Ticks, length: int, micro_batches: int) -> Fraction:
+def _proven_units(ticks: IntegerProblem, length: int, micro_batches: int) -> Fraction:
     """Real units that the least number of ticks stands for: less what blocks without time took."""
     if ticks.fine == 1:
         return Fraction(length)
@@ -391,46 +399,46 @@ def _surely(ticks: Ticks, length: int, micro_batches: int) -> Fraction:
     return Fraction(-(-max(length - ticked, 0) // ticks.fine))  # whole units take whole time
 
 
-def _around_pattern(
-    best: Finish, coarse: Ticks, size: int, pattern: Pattern, budget: Budget
+def _solve_around_pattern(
+    best: BestOrder, coarse: IntegerProblem, size: int, pattern: PatternCut, budget: Budget
 ) -> None:
     """The best warm-up and cool-down around one cut of a pattern of `size` micro-batches."""
-    ticks = copies(coarse, size)
+    ticks = with_copies(coarse, size)
     num, more = pattern.micro_batches, -(-best.micro_batches // size) - pattern.micro_batches
     if more < 0 or len(ticks.time) * num > _AROUND:
         return
-    floor = ceil(integer_problem.makespan(coarse, (num - 1) * size + 1)) * ticks.fine
+    floor = ceil(integer_problem.makespan_bound(coarse, (num - 1) * size + 1)) * ticks.fine
     now = replay(best.items, coarse.time, coarse.devices, coarse.after)
-    most = int(end(now, coarse.time)) - 1 - more * pattern.period
+    most = int(end_time(now, coarse.time)) - 1 - more * pattern.period
     if most < floor:
         return
-    _, starts = shortest(
+    _, starts = solve_starts(
         ticks, num, floor=floor, most=most, budget=budget, limit=budget.left / 3, pattern=pattern
     )
     if starts is not None:
-        items = repeated(starts, pattern, more)
+        items = order_of_repetitions(starts, pattern, more)
         each = [(block // size, m * size + block % size) for block, m in items]
         best.offer([(block, m) for block, m in each if m < best.micro_batches])
 
 
-def _in_order(starts: Sequence[Sequence[float]]) -> list[Item]:
+def _order_by_start(starts: Sequence[Sequence[float]]) -> list[Item]:
     rows = enumerate(starts)
     return [(b, m) for _, b, m in sorted((s, b, m) for b, row in rows for m, s in enumerate(row))]
 
 
-def _cuts(repetend: Repetend) -> list[tuple[int, Pattern]]:
+def _cuts(repetend: Repetend) -> list[tuple[int, PatternCut]]:
     """Ways to cut the ring open: each says which instance of a block the pattern starts with."""
     found = {}
     for phase in sorted(set(repetend.offsets)):
         laps = [(s - phase) // repetend.period for s in repetend.start]
         index = tuple(max(laps) - lap for lap in laps)
-        found[Pattern(index, repetend.period)] = sum(index)
+        found[PatternCut(index, repetend.period)] = sum(index)
     return [
         (repetend.unroll, p) for p in sorted(found, key=lambda p: (max(p.index), found[p]))[:_CUTS]
     ]
 
 
-def _found_cuts(best: Finish, repetend: Repetend) -> Iterator[tuple[int, Pattern]]:
+def _found_cuts(best: BestOrder, repetend: Repetend) -> Iterator[tuple[int, PatternCut]]:
     """Patterns that a schedule found otherwise runs through, half way."""
     if repetend.unroll > 1:
         return
@@ -438,4 +446,4 @@ def _found_cuts(best: Finish, repetend: Repetend) -> Iterator[tuple[int, Pattern
         when = best.length // 2 + share * best.length // best.micro_batches // _CUTS
         index = tuple(int(np.sum(row < when)) for row in best.starts)
         if max(index) < best.micro_batches:
-            yield 1, Pattern(tuple(i - min(index) for i in index), repetend.period)
+            yield 1, PatternCut(tuple(i - min(index) for i in index), repetend.period)

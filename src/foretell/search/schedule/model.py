@@ -12,7 +12,7 @@ Where the layers of a model go: placements worth a schedule, by the name of thei
     wave  two stages a rank, there and back (a V)
     tp    everything on all ranks
 
-Stages are cut by `cut`. A layer on all ranks is split over them.
+Stages are cut by `partition`. A layer on all ranks is split over them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from foretell.search.schedule.problem import (
     Price,
     Problem,
     Wait,
-    linked,
+    price_messages,
 )
 from foretell.search.schedule.schedule import Schedule
 from foretell.workload import Layer, Workload
@@ -69,7 +69,7 @@ SHAPES = ("v", "m", "nn", "k", "y", "x", "loop", "wave", "tp")
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlacementRequest:
     """What stages are for."""
 
     prices: Prices
@@ -87,24 +87,26 @@ class Asked:
         return tuple(range(self.prices.cluster.size))
 
 
-def arrange(shape: str, asked: Asked) -> tuple[StagePlacement, ...]:
+def stages_of_shape(shape: str, request: PlacementRequest) -> tuple[StagePlacement, ...]:
     """The stages of a shape."""
     if shape not in SHAPES:
         raise unknown("placement shape of a model", shape, ("auto", *SHAPES))
-    for name in asked.frozen:
-        if name not in [layer.name for layer in asked.workload.layers]:
-            names = [layer.name for layer in asked.workload.layers]
+    for name in request.frozen:
+        if name not in [layer.name for layer in request.workload.layers]:
+            names = [layer.name for layer in request.workload.layers]
             raise unknown("frozen layer", name, names)
-    made = _MADE[shape](asked)
-    return tuple(_with_ways(asked, place) for place in made)
+    made = _BUILDERS[shape](request)
+    return tuple(_with_recompute(request, place) for place in made)
 
 
-def arrangements(asked: Asked) -> Iterator[tuple[str, tuple[StagePlacement, ...]]]:
+def stages_of_every_shape(
+    request: PlacementRequest,
+) -> Iterator[tuple[str, tuple[StagePlacement, ...]]]:
     """Every shape that fits the model and the memory, once."""
     seen = set()
     for shape in SHAPES:
         try:
-            made = arrange(shape, asked)
+            made = stages_of_shape(shape, request)
         except ForetellError:
             continue
         if made not in seen:
@@ -112,173 +114,181 @@ def arrangements(asked: Asked) -> Iterator[tuple[str, tuple[StagePlacement, ...]
             yield shape, made
 
 
-def _with_ways(asked: Asked, place: StagePlacement) -> StagePlacement:
-    layers = asked.workload.layers
+def _with_recompute(request: PlacementRequest, place: StagePlacement) -> StagePlacement:
+    layers = request.workload.layers
     mine = [layers[i] for i, n in enumerate(place.times) if n]
     ways = []
-    if asked.recompute and asked.trains and any(layer.is_block for layer in mine):
+    if request.recompute and request.trains and any(layer.is_block for layer in mine):
         ways.append("recompute")
-    if mine and all(layer.name in asked.frozen for layer in mine):
+    if mine and all(layer.name in request.frozen for layer in mine):
         ways.append("frozen")
     return replace(place, ways=tuple(ways))
 
 
-def _tp(asked: Asked) -> list[StagePlacement]:
-    times = tuple(layer.times for layer in asked.workload.layers)
-    return [StagePlacement(asked.ranks, times)]
+def _tp(request: PlacementRequest) -> list[StagePlacement]:
+    times = tuple(layer.times for layer in request.workload.layers)
+    return [StagePlacement(request.ranks, times)]
 
 
-def _v(asked: Asked) -> list[StagePlacement]:
-    return _chain(asked, set())
+def _v(request: PlacementRequest) -> list[StagePlacement]:
+    return _pipeline_stages(request, set())
 
 
-def _m(asked: Asked) -> list[StagePlacement]:
-    return _chain(asked, _outer(asked))
+def _m(request: PlacementRequest) -> list[StagePlacement]:
+    return _pipeline_stages(request, _outer_layers(request))
 
 
-def _nn(asked: Asked) -> list[StagePlacement]:
-    found = _ends(asked)
-    if found == _outer(asked):
+def _nn(request: PlacementRequest) -> list[StagePlacement]:
+    found = _layers_outside_blocks(request)
+    if found == _outer_layers(request):
         raise InputError(
-            f"`{asked.workload.name}` has nothing in its middle for all ranks",
+            f"`{request.workload.name}` has nothing in its middle for all ranks",
             hint="shape nn is for an encoder and a decoder; take m",
         )
-    return _chain(asked, found)
+    return _pipeline_stages(request, found)
 
 
-def _outer(asked: Asked) -> set[int]:
+def _outer_layers(request: PlacementRequest) -> set[int]:
     """The ends before the first block and behind the last."""
-    found, line = _ends(asked), range(len(asked.workload.layers))
+    found, line = _layers_outside_blocks(request), range(len(request.workload.layers))
     return {i for way in (line, line[::-1]) for i in takewhile(found.__contains__, way)}
 
 
-def _ends(asked: Asked) -> set[int]:
+def _layers_outside_blocks(request: PlacementRequest) -> set[int]:
     """Layers that are no block of the model: words, logits; of a captured one lone matmuls too."""
-    layers = asked.workload.layers
-    most = max(_products(layer) for layer in layers)
-    lone = {i for i, x in enumerate(layers) if x.times == 1 and _products(x) <= 1 < most}
+    layers = request.workload.layers
+    most = max(_matmul_count(layer) for layer in layers)
+    lone = {i for i, x in enumerate(layers) if x.times == 1 and _matmul_count(x) <= 1 < most}
     return lone | {i for i, layer in enumerate(layers) if not layer.is_block}
 
 
-def _products(layer: Layer) -> int:
+def _matmul_count(layer: Layer) -> int:
     return sum(op.kind in ("matmul", "conv", "attention") for op in layer.works())
 
 
-def _chain(asked: Asked, wide: set[int]) -> list[StagePlacement]:
+def _pipeline_stages(request: PlacementRequest, wide: set[int]) -> list[StagePlacement]:
     """Layers in their order: those in `wide` on all ranks, the others in stages."""
-    layers = asked.workload.layers
+    layers = request.workload.layers
     line = [i for i, layer in enumerate(layers) for _ in range(layer.times)]
     narrow = tuple(i for i in line if i not in wide)
     if not narrow:
-        return _tp(asked)
-    taken = _held(asked, wide)
-    stages = cut(_cutting(asked, narrow, asked.ranks, taken))
+        return _tp(request)
+    reserved = _shared_layer_bytes(request, wide)
+    stages = partition(_partition_request(request, narrow, request.ranks, reserved))
     where = _where(stages)
     homes, at = [], 0
     for i in line:
-        homes.append(asked.ranks if i in wide else where[at])
+        homes.append(request.ranks if i in wide else where[at])
         at += i not in wide
     runs = groupby(zip(homes, line, strict=True), key=lambda pair: pair[0])
-    return [p for ranks, run in runs for p in _stages(asked, ranks, [i for _, i in run])]
+    return [p for ranks, run in runs for p in _split_frozen(request, ranks, [i for _, i in run])]
 
 
-def _cutting(asked: Asked, line: tuple[int, ...], ranks: Sequence[int], taken: float) -> Cutting:
-    names = [layer.name for layer in asked.workload.layers]
-    frozen = frozenset(names.index(name) for name in asked.frozen)
-    return Cutting(
-        asked.prices, line, tuple(ranks), asked.micro_batches, asked.trains, asked.recompute, taken,
-        frozen=frozen,
+def _partition_request(
+    request: PlacementRequest, line: tuple[int, ...], ranks: Sequence[int], reserved: float
+) -> PartitionRequest:
+    names = [layer.name for layer in request.workload.layers]
+    frozen = frozenset(names.index(name) for name in request.frozen)
+    return PartitionRequest(
+        request.prices, line, tuple(ranks), request.micro_batches, request.trains,
+        request.recompute, reserved, frozen=frozen,
     )  # fmt: skip
 
 
-def _where(stages: Sequence[Stage]) -> list[tuple[int, ...]]:
+def _where(stages: Sequence[StageRange]) -> list[tuple[int, ...]]:
     return [s.ranks for s in stages for _ in range(s.last - s.first)]
 
 
-def _held(asked: Asked, wide: set[int]) -> float:
+def _shared_layer_bytes(request: PlacementRequest, wide: set[int]) -> float:
     """Bytes on every rank of the layers that all of them share: for good, and for a moment."""
     if not wide:
         return 0.0
-    layers, r, mine = asked.workload.layers, asked.prices.rates(asked.ranks), sorted(wide)
+    layers, r, mine = request.workload.layers, request.prices.rates(request.ranks), sorted(wide)
     times = tuple(layer.times if i in wide else 0 for i, layer in enumerate(layers))
-    held = constant(asked.prices, [StagePlacement(asked.ranks, times)], 0, trains=asked.trains)
-    passing = product(np.array(times, float), r.kept) * asked.trains + np.max(r.brief[mine])
+    held = constant(
+        request.prices, [StagePlacement(request.ranks, times)], 0, trains=request.trains
+    )
+    passing = product(np.array(times, float), r.kept) * request.trains + np.max(r.brief[mine])
     return held + float(passing)
 
 
-def _stages(asked: Asked, ranks: tuple[int, ...], line: Sequence[int]) -> list[StagePlacement]:
+def _split_frozen(
+    request: PlacementRequest, ranks: tuple[int, ...], line: Sequence[int]
+) -> list[StagePlacement]:
     """A run of layers as stages: what is frozen is one of its own, with less to do."""
-    layers = asked.workload.layers
-    runs = groupby(line, key=lambda i: layers[i].name in asked.frozen)
-    return [_placed(asked, ranks, list(run)) for _, run in runs]
+    layers = request.workload.layers
+    runs = groupby(line, key=lambda i: layers[i].name in request.frozen)
+    return [_placed(request, ranks, list(run)) for _, run in runs]
 
 
-def _placed(asked: Asked, ranks: tuple[int, ...], line: Sequence[int]) -> StagePlacement:
-    return StagePlacement(ranks, tuple(line.count(i) for i in range(len(asked.workload.layers))))
+def _placed(
+    request: PlacementRequest, ranks: tuple[int, ...], line: Sequence[int]
+) -> StagePlacement:
+    return StagePlacement(ranks, tuple(line.count(i) for i in range(len(request.workload.layers))))
 
 
-def _k(asked: Asked) -> list[StagePlacement]:
+def _k(request: PlacementRequest) -> list[StagePlacement]:
     """Branches on their share of the ranks, what joins them on all."""
-    before, ways, behind = _branched(asked)
+    before, ways, behind = _require_branches(request)
     if before:
         raise InputError(
-            f"branches of `{asked.workload.name}` begin behind other layers",
+            f"branches of `{request.workload.name}` begin behind other layers",
             hint="shape k is for models of several encoders; take y",
         )
-    out = _side_by_side(asked, ways, _held(asked, set(behind)))
-    last = [i for i in behind for _ in range(asked.workload.layers[i].times)]
-    return [*out, *_stages(asked, asked.ranks, last)]
+    out = _branch_stages(request, ways, _shared_layer_bytes(request, set(behind)))
+    last = [i for i in behind for _ in range(request.workload.layers[i].times)]
+    return [*out, *_split_frozen(request, request.ranks, last)]
 
 
-def _y(asked: Asked) -> list[StagePlacement]:
+def _y(request: PlacementRequest) -> list[StagePlacement]:
     """Branches on their share of the ranks, what is before and behind them on shares of its own."""
-    before, ways, behind = _branched(asked)
-    while len(ways) > 2 and len(ways) + bool(before) + bool(behind) > len(asked.ranks):
-        ways = sorted(ways, key=lambda way: -_work(asked, way))
+    before, ways, behind = _require_branches(request)
+    while len(ways) > 2 and len(ways) + bool(before) + bool(behind) > len(request.ranks):
+        ways = sorted(ways, key=lambda way: -_seconds_on_one_rank(request, way))
         ways[-2:] = [sorted(ways[-2] + ways[-1])]
-    return _side_by_side(asked, [part for part in (before, *ways, behind) if part], 0.0)
+    return _branch_stages(request, [part for part in (before, *ways, behind) if part], 0.0)
 
 
-def _branched(asked: Asked) -> tuple[list[int], list[list[int]], list[int]]:
+def _require_branches(request: PlacementRequest) -> tuple[list[int], list[list[int]], list[int]]:
     """Layers before, in and behind the branches of a model."""
-    before, ways, behind = branches(asked.workload)
+    before, ways, behind = branches(request.workload)
     if len(ways) < 2:
         raise InputError(
-            f"`{asked.workload.name}` has no branches that join",
+            f"`{request.workload.name}` has no branches that join",
             hint="shapes k and y are for models of several encoders; take v or m",
         )
     return before, ways, behind
 
 
-def _side_by_side(
-    asked: Asked, ways: Sequence[Sequence[int]], taken: float
+def _branch_stages(
+    request: PlacementRequest, ways: Sequence[Sequence[int]], reserved: float
 ) -> list[StagePlacement]:
     """Parts of a model in stages, each part on its share of the ranks."""
-    layers, out, first = asked.workload.layers, list[StagePlacement](), 0
-    for way, ranks in zip(ways, _shares(asked, ways), strict=True):
+    layers, out, first = request.workload.layers, list[StagePlacement](), 0
+    for way, ranks in zip(ways, _ranks_by_work(request, ways), strict=True):
         line = tuple(i for i in way for _ in range(layers[i].times))
-        mine = asked.ranks[first : first + ranks]
+        mine = request.ranks[first : first + ranks]
         first += ranks
-        for stage in cut(_cutting(asked, line, mine, taken)):
-            out += _stages(asked, stage.ranks, line[stage.first : stage.last])
+        for stage in partition(_partition_request(request, line, mine, reserved)):
+            out += _split_frozen(request, stage.ranks, line[stage.first : stage.last])
     return out
 
 
-def _work(asked: Asked, way: Sequence[int]) -> float:
+def _seconds_on_one_rank(request: PlacementRequest, way: Sequence[int]) -> float:
     """Seconds of some layers on one rank."""
-    r, layers = asked.prices.rates(asked.ranks[:1]), asked.workload.layers
-    both = r.forward + (r.inputs + r.weights) * asked.trains
+    r, layers = request.prices.rates(request.ranks[:1]), request.workload.layers
+    both = r.forward + (r.inputs + r.weights) * request.trains
     return sum(layers[i].times * float(both[i]) for i in way)
 
 
-def _shares(asked: Asked, ways: Sequence[Sequence[int]]) -> list[int]:
+def _ranks_by_work(request: PlacementRequest, ways: Sequence[Sequence[int]]) -> list[int]:
     """Ranks for each branch, by its work; every branch gets one."""
-    size = len(asked.ranks)
+    size = len(request.ranks)
     if size < len(ways):
         raise InfeasibleError(
             f"{len(ways)} branches on {size} ranks", hint="take as many ranks as branches, or v"
         )
-    work = [_work(asked, way) for way in ways]
+    work = [_seconds_on_one_rank(request, way) for way in ways]
     shares = [max(1, round(size * w / sum(work))) for w in work]
     while sum(shares) != size:
         step = 1 if sum(shares) < size else -1
@@ -287,55 +297,68 @@ def _shares(asked: Asked, ways: Sequence[Sequence[int]]) -> list[int]:
     return shares
 
 
-def _x(asked: Asked) -> list[StagePlacement]:
+def _bidirectional_stages(request: PlacementRequest) -> list[StagePlacement]:
     """Two copies of the model over the same sets of ranks, the second the other way round."""
-    for line, ranks, width in _widths(asked):
+    for line, ranks, width in _stage_widths_in_line(request):
         with suppress(InfeasibleError):
-            stages = _halved(asked, line, ranks, width)
+            stages = _partition_half_memory(request, line, ranks, width)
             homes = [s.ranks for s in stages]
             turned = dict(zip(homes, homes[::-1], strict=True))
-            there = [p for s in stages for p in _stages(asked, s.ranks, line[s.first : s.last])]
+            there = [
+                p for s in stages for p in _split_frozen(request, s.ranks, line[s.first : s.last])
+            ]
             return [*there, *(replace(p, ranks=turned[p.ranks]) for p in there)]
     raise InfeasibleError(
-        f"two copies of `{asked.workload.name}` do not fit into memory",
+        f"two copies of `{request.workload.name}` do not fit into memory",
         hint="take more ranks, a smaller micro-batch, or another shape",
     )
 
 
-def _rounds(asked: Asked, *, turns: bool) -> list[StagePlacement]:
+def _two_stages_a_rank(request: PlacementRequest, *, turns: bool) -> list[StagePlacement]:
     """Two stages a rank: a second round over the ranks, in turn again or back."""
-    for line, ranks, width in _widths(asked):
+    for line, ranks, width in _stage_widths_in_line(request):
         groups = [ranks[i : i + width] for i in range(0, len(ranks), width)]
         order = groups + (groups[::-1] if turns else groups)
         with suppress(InfeasibleError):
-            found = _halved(asked, line, tuple(r for g in order for r in g), width, len(order))
-            return [p for s in found for p in _stages(asked, s.ranks, line[s.first : s.last])]
+            found = _partition_half_memory(
+                request, line, tuple(r for g in order for r in g), width, len(order)
+            )
+            return [
+                p for s in found for p in _split_frozen(request, s.ranks, line[s.first : s.last])
+            ]
     raise InfeasibleError(
-        f"two stages of `{asked.workload.name}` a rank do not fit into memory, or it has too few",
+        f"two stages of `{request.workload.name}` a rank do not fit into memory, or it has too few",
         hint="take more ranks, a smaller micro-batch, or shape v",
     )
 
 
-def _widths(asked: Asked) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
+def _stage_widths_in_line(
+    request: PlacementRequest,
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
     """The layers in a line, the ranks, and how many of them a stage may have."""
-    layers, size = asked.workload.layers, len(asked.ranks)
+    layers, size = request.workload.layers, len(request.ranks)
     line = tuple(i for i, layer in enumerate(layers) for _ in range(layer.times))
     for width in (1 << k for k in range(size.bit_length())):
         if size % width == 0 and size // width > 1:
-            yield line, asked.ranks, width
+            yield line, request.ranks, width
 
 
-def _halved(
-    asked: Asked, line: tuple[int, ...], ranks: tuple[int, ...], width: int, stages: int = 0
-) -> list[Stage]:
+def _partition_half_memory(
+    request: PlacementRequest,
+    line: tuple[int, ...],
+    ranks: tuple[int, ...],
+    width: int,
+    stages: int = 0,
+) -> list[StageRange]:
     """Stages of one width that leave half of the memory to others."""
-    plain = _cutting(asked, line, ranks, 0.0)
-    return cut(replace(plain, share=0.5, widths=(width,), stages=stages))
+    plain = _partition_request(request, line, ranks, 0.0)
+    return partition(replace(plain, share=0.5, widths=(width,), stages=stages))
 
 
-_MADE: dict[str, Callable[[Asked], list[StagePlacement]]] = {
-    "v": _v, "m": _m, "nn": _nn, "k": _k, "y": _y, "x": _x, "tp": _tp,
-    "loop": partial(_rounds, turns=False), "wave": partial(_rounds, turns=True),
+_BUILDERS: dict[str, Callable[[PlacementRequest], list[StagePlacement]]] = {
+    "v": _v, "m": _m, "nn": _nn, "k": _k, "y": _y, "x": _bidirectional_stages, "tp": _tp,
+    "loop": partial(_two_stages_a_rank, turns=False),
+    "wave": partial(_two_stages_a_rank, turns=True),
 }  # fmt: skip
 
 
@@ -345,7 +368,7 @@ _MADE: dict[str, Callable[[Asked], list[StagePlacement]]] = {
 # over which it is split. With `W(i, j, k, t)` the seconds of layers i to j on the t ranks from k
 # on:
 #
-#     best(s, d, i) = min over t, j of max( W(i, j, n − d, t), best(s − 1, d − t, j) )  → `_table`
+#     best(s, d, i) = min over t, j of max( W(i, j, n − d, t), best(s − 1, d − t, j) )
 #
 # is the least longest stage when layers from i on make s stages on the last d of n ranks, over
 # those that fit: weights, and what as many micro-batches keep as 1F1B would have in flight there.
@@ -353,7 +376,7 @@ _MADE: dict[str, Callable[[Asked], list[StagePlacement]]] = {
 
 
 @dataclass(frozen=True)
-class Cutting:
+class PartitionRequest:
     """What is to be cut, and under which conditions."""
 
     prices: Prices
@@ -362,14 +385,14 @@ class Cutting:
     micro_batches: int
     trains: bool = True
     recompute: bool = False
-    taken: float = 0.0  # bytes that every rank holds besides
+    reserved: float = 0.0  # bytes that every rank holds besides
     share: float = 1.0  # of the memory left, what one stage may use
     widths: tuple[int, ...] = ()  # ranks that a stage may have; powers of two where empty
     frozen: frozenset[int] = frozenset()  # layers that are not trained
     stages: int = 0  # how many there have to be; any number where 0
 
 
-class Stage(NamedTuple):
+class StageRange(NamedTuple):
     """A run of pieces and the ranks it is on."""
 
     ranks: tuple[int, ...]
@@ -377,7 +400,7 @@ class Stage(NamedTuple):
     last: int  # the piece behind it
 
 
-class _Costs(NamedTuple):
+class _RangeCosts(NamedTuple):
     """Of every run i to j: seconds, bytes for good, bytes a micro-batch, seconds one way."""
 
     work: Array
@@ -389,29 +412,29 @@ class _Costs(NamedTuple):
 _DEEP = 1 << 30  # more micro-batches than any device holds
 
 
-def cut(asked: Cutting) -> list[Stage]:
+def partition(request: PartitionRequest) -> list[StageRange]:
     """The stages; an error where no way to cut fits into memory."""
     for flight in (_DEEP, 2, 1):  # fewer in flight than 1F1B where that does not fit
-        found = _best(asked, flight)
+        found = _best_partition(request, flight)
         if found:
             return found
     raise InfeasibleError(
-        f"no cut of {len(asked.line)} layers over {len(asked.ranks)} ranks fits into "
-        f"{room(asked.prices, asked.ranks[0]) / 2**30:.0f} GiB each",
+        f"no cut of {len(request.line)} layers over {len(request.ranks)} ranks fits into "
+        f"{room(request.prices, request.ranks[0]) / 2**30:.0f} GiB each",
         hint="take more ranks, a smaller micro-batch, recompute, or shards on all ranks",
     )
 
 
-def _best(asked: Cutting, flight: int) -> list[Stage]:
-    table = _table(asked, flight)
+def _best_partition(request: PartitionRequest, flight: int) -> list[StageRange]:
+    table = _partition_table(request, flight)
     ends: list[tuple[float, int, int]] = []
     for (s, d), (worst, _, _) in table.items():
-        if s and np.isfinite(worst[0]) and asked.stages in (0, s):
-            ends.append(((asked.micro_batches + s - 1) * float(worst[0]), s, d))
-    return _walked(asked, table, *min(ends)[1:]) if ends else []
+        if s and np.isfinite(worst[0]) and request.stages in (0, s):
+            ends.append(((request.micro_batches + s - 1) * float(worst[0]), s, d))
+    return _stages_from_table(request, table, *min(ends)[1:]) if ends else []
 
 
-class _Least(NamedTuple):
+class _BestRest(NamedTuple):
     """From each piece on: the least longest stage, and the first stage's ranks and end."""
 
     longest: Array
@@ -419,19 +442,19 @@ class _Least(NamedTuple):
     end: NDArray[np.int64]
 
 
-Table = dict[tuple[int, int], _Least]
+Table = dict[tuple[int, int], _BestRest]
 
 
-def _table(asked: Cutting, flight: int) -> Table:
+def _partition_table(request: PartitionRequest, flight: int) -> Table:
     """By stages and ranks left: the least longest stage from each piece on, and how it begins."""
-    size, num = len(asked.line), len(asked.ranks)
+    size, num = len(request.line), len(request.ranks)
     nothing, none = np.full(size + 1, np.inf), np.zeros(size + 1, np.int64)
     nothing[size] = 0.0
-    table: Table = {(0, 0): _Least(nothing, none, none)}
-    stages = _Stages(asked)
-    widths = {d: _stage_widths(asked, num - d, d) for d in range(1, num + 1)}
+    table: Table = {(0, 0): _BestRest(nothing, none, none)}
+    stages = _StageTimes(request)
+    widths = {d: _stage_widths(request, num - d, d) for d in range(1, num + 1)}
     for s in range(1, min(size, num) + 1):
-        many = min(s, flight, asked.micro_batches)
+        many = min(s, flight, request.micro_batches)
         for d, wide in widths.items():
             ways = [t for t in wide if (s - 1, d - t) in table]
             if not ways:
@@ -439,19 +462,19 @@ def _table(asked: Cutting, flight: int) -> Table:
             options = [
                 (t, stages.longest(num - d, t, many), table[s - 1, d - t].longest) for t in ways
             ]
-            found = _least_of(options, size)
+            found = _best_width(options, size)
             if np.isfinite(found.longest).any():
                 table[s, d] = found
     return table
 
 
-def _stage_widths(asked: Cutting, start: int, left: int) -> list[int]:
+def _stage_widths(request: PartitionRequest, start: int, left: int) -> list[int]:
     """Ranks the next stage may have, in line with those of equal width beside it."""
-    widths = asked.widths or tuple(1 << k for k in range(left.bit_length()))
+    widths = request.widths or tuple(1 << k for k in range(left.bit_length()))
     return [t for t in widths if t <= left and start % t == 0]
 
 
-def _least_of(options: list[tuple[int, Array, Array]], size: int) -> _Least:
+def _best_width(options: list[tuple[int, Array, Array]], size: int) -> _BestRest:
     """The best of some widths: the first stage's time from i to j, what the rest takes from j."""
     every = np.arange(size + 1)
     best, ranks = np.full(size + 1, np.inf), np.zeros(size + 1, np.int64)
@@ -462,16 +485,16 @@ def _least_of(options: list[tuple[int, Array, Array]], size: int) -> _Least:
         least = longest[every, at]
         better = least < best
         best[better], ranks[better], end[better] = least[better], t, at[better]
-    return _Least(best, ranks, end)
+    return _BestRest(best, ranks, end)
 
 
-class _Stages:
+class _StageTimes:
     """What a stage of every run of pieces takes, worked out once for machines that are alike."""
 
-    def __init__(self, asked: Cutting) -> None:
-        self.asked = asked
+    def __init__(self, request: PartitionRequest) -> None:
+        self.request = request
         self.kinds: dict[tuple[int, int], tuple[int, float]] = {}
-        self.costs: dict[tuple[int, float], _Costs] = {}
+        self.costs: dict[tuple[int, float], _RangeCosts] = {}
         self.many = 0
         self.known: dict[tuple[int, float], Array] = {}
 
@@ -482,7 +505,7 @@ class _Stages:
         kind = self._kind(first, ranks)
         if kind not in self.known:
             c = self.costs[kind]
-            space = (kind[1] - self.asked.taken) * self.asked.share - c.spare
+            space = (kind[1] - self.request.reserved) * self.request.share - c.spare
             fits = (c.constant + c.kept * many <= space) & (c.work > 0)
             self.known[kind] = np.where(fits, c.work, np.inf)
         return self.known[kind]
@@ -490,45 +513,45 @@ class _Stages:
     def _kind(self, first: int, ranks: int) -> tuple[int, float]:
         """The prices and the memory of some machines."""
         if (first, ranks) not in self.kinds:
-            asked, mine = self.asked, self.asked.ranks[first : first + ranks]
-            rates = asked.prices.rates(mine, recompute=asked.recompute)
-            kind = id(rates), min(room(asked.prices, r) for r in mine)  # `prices` keeps them
+            request, mine = self.request, self.request.ranks[first : first + ranks]
+            rates = request.prices.rates(mine, recompute=request.recompute)
+            kind = id(rates), min(room(request.prices, r) for r in mine)  # `prices` keeps them
             self.kinds[first, ranks] = kind
             if kind not in self.costs:
-                self.costs[kind] = _costs(asked, rates)
+                self.costs[kind] = _range_costs(request, rates)
         return self.kinds[first, ranks]
 
 
-def _costs(asked: Cutting, r: PlacedStageCost) -> _Costs:
-    line = list(asked.line)
-    learns = np.array([float(i not in asked.frozen) for i in range(len(r.forward))])
-    back = (r.inputs + r.weights * learns)[line] * _returns(asked)
-    kept = r.kept[line] * _returns(asked)
-    constant = r.parameters + r.trained * learns * asked.trains
-    moment = float(np.maximum(r.moment * asked.trains, r.brief)[line].max())
-    runs = [_runs(column) for column in (r.forward[line] + back, constant[line], kept)]
-    return _Costs(runs[0], runs[1], runs[2], moment)
+def _range_costs(request: PartitionRequest, r: PlacedStageCost) -> _RangeCosts:
+    line = list(request.line)
+    learns = np.array([float(i not in request.frozen) for i in range(len(r.forward))])
+    back = (r.inputs + r.weights * learns)[line] * _has_backward(request)
+    kept = r.kept[line] * _has_backward(request)
+    constant = r.parameters + r.trained * learns * request.trains
+    moment = float(np.maximum(r.moment * request.trains, r.brief)[line].max())
+    runs = [_range_sums(column) for column in (r.forward[line] + back, constant[line], kept)]
+    return _RangeCosts(runs[0], runs[1], runs[2], moment)
 
 
-def _returns(asked: Cutting) -> Array:
+def _has_backward(request: PartitionRequest) -> Array:
     """1 for pieces that have a backward: trained ones and all behind the first of them."""
-    learns = [float(asked.trains and i not in asked.frozen) for i in asked.line]
+    learns = [float(request.trains and i not in request.frozen) for i in request.line]
     return np.maximum.accumulate(np.array(learns))
 
 
-def _runs(values: Array) -> Array:
+def _range_sums(values: Array) -> Array:
     """Sums over all runs: from i, before j; 0 where there is no such run."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     found: Array = np.maximum(sums[None, :] - sums[:, None], 0.0)
     return found
 
 
-def _walked(asked: Cutting, table: Table, s: int, d: int) -> list[Stage]:
+def _stages_from_table(request: PartitionRequest, table: Table, s: int, d: int) -> list[StageRange]:
     out, i = [], 0
     while s:
-        k = len(asked.ranks) - d
+        k = len(request.ranks) - d
         t, j = int(table[s, d].ranks[i]), int(table[s, d].end[i])
-        out.append(Stage(asked.ranks[k : k + t], i, j))
+        out.append(StageRange(request.ranks[k : k + t], i, j))
         i, s, d = j, s - 1, d - t
     return out
 
@@ -585,7 +608,9 @@ class Model:
         rows: list[tuple[str, ...]] = [()] * self.prices.cluster.size
         for device, ranks in enumerate(self.ranks):
             row = tuple(
-                str(a) for a in (_act(found, s.block, s.micro_batch) for s in found.on(device)) if a
+                str(a)
+                for a in (_action(found, s.block, s.micro_batch) for s in found.on(device))
+                if a
             )
             for rank in ranks:
                 rows[rank] = row
@@ -596,7 +621,7 @@ class Model:
         )  # fmt: skip
 
 
-def _act(found: Schedule, block: int, micro_batch: int) -> Action | None:
+def _action(found: Schedule, block: int, micro_batch: int) -> Action | None:
     """The action of a block; messages belong to no action."""
     one = found.problem.blocks[block]
     return None if one.kind == "C" else Action(stage_of(one), one.kind, micro_batch)
@@ -617,15 +642,15 @@ def model(
     overlap: Overlap = "beside",
 ) -> Model:
     """The problem of a shape; `plan` says program, formats and micro-batch."""
-    asked = _asked(workload, cluster, plan, micro_batches, mode, recompute, frozen)
+    request = _placement_request(workload, cluster, plan, micro_batches, mode, recompute, frozen)
     try:
-        found = arrange(shape, asked)
+        found = stages_of_shape(shape, request)
     except InfeasibleError:
         if recompute != "auto" or mode == "infer":
             raise
-        found = arrange(shape, replace(asked, recompute=True))
+        found = stages_of_shape(shape, replace(request, recompute=True))
     return problem_of(
-        found, asked, shape, split=split, recompute=recompute, offload=offload, overlap=overlap
+        found, request, shape, split=split, recompute=recompute, offload=offload, overlap=overlap
     )
 
 
@@ -644,17 +669,17 @@ def models(
     ends: float | None = None,
 ) -> list[Model]:
     """The problems of all shapes that fit; of the first ones where time runs out at `ends`."""
-    asked = _asked(workload, cluster, plan, micro_batches, mode, recompute, frozen)
-    tries = [asked]
+    request = _placement_request(workload, cluster, plan, micro_batches, mode, recompute, frozen)
+    tries = [request]
     if recompute == "auto" and mode == "train":
-        tries.append(replace(asked, recompute=True))
+        tries.append(replace(request, recompute=True))
     options: Options = {
         "split": split, "recompute": recompute, "offload": offload, "overlap": overlap,
     }  # fmt: skip
     out: dict[str, Model] = {}
     latest = inf if ends is None else time.monotonic() + (ends - time.monotonic()) * _PLACING
     for one in tries:
-        for shape, found in arrangements(one):
+        for shape, found in stages_of_every_shape(one):
             with suppress(InfeasibleError):
                 out.setdefault(shape, problem_of(found, one, shape, **options))
             if out and time.monotonic() > latest:
@@ -667,10 +692,10 @@ def models(
     return list(out.values())
 
 
-def _asked(
+def _placement_request(
     workload: Workload, cluster: Cluster, plan: Plan | None, micro_batches: int, mode: Mode,
     recompute: Decide, frozen: Sequence[str],
-) -> Asked:  # fmt: skip
+) -> PlacementRequest:  # fmt: skip
     given = plan or Plan()
     degrees = [f"{k}={v}" for k, v in given.degrees().items() if v > 1]
     if degrees or given.stages or given.actions:
@@ -685,12 +710,12 @@ def _asked(
     is_train = mode == "train"
     again = recompute == "yes" or given.recompute != "none"
     prices = Prices(filled.but(recompute="none"), workload, cluster)
-    return Asked(prices, micro_batches, is_train, again and is_train, tuple(frozen))
+    return PlacementRequest(prices, micro_batches, is_train, again and is_train, tuple(frozen))
 
 
 def problem_of(
     found: tuple[StagePlacement, ...],
-    asked: Asked,
+    request: PlacementRequest,
     shape: str,
     *,
     split: bool = False,
@@ -699,37 +724,37 @@ def problem_of(
     overlap: Overlap = "beside",
 ) -> Model:
     """The problem of stages that are placed."""
-    prices, links = asked.prices, edges(found, asked.workload)
-    if offload == "yes" and asked.trains:
+    prices, links = request.prices, edges(found, request.workload)
+    if offload == "yes" and request.trains:
         found = tuple(
             replace(p, ways=(*p.ways, "offload")) if has_block(prices, p) else p for p in found
         )
-    ranks = folded(found)
+    ranks = ranks_by_device(found)
     device = {r: d for d, group in enumerate(ranks) for r in group}
-    back = trained(found, links) if asked.trains else set()
+    back = stages_with_backward(found, links) if request.trains else set()
     where = [tuple(sorted({device[r] for r in p.ranks})) for p in found]
     blocks = [
         block_of(prices, p, s, kind, where[s], s in back, split)
         for s, p in enumerate(found)
-        for kind in kinds(p, s in back, split)
+        for kind in block_kinds(p, s in back, split)
     ]
     bare = Problem(
         tuple(blocks),
-        tuple(waits(blocks, links)),
+        tuple(block_waits(blocks, links)),
         len(ranks),
-        tuple(min(free(prices, found, r, bool(back)) for r in group) for group in ranks),
+        tuple(min(free_memory(prices, found, r, bool(back)) for r in group) for group in ranks),
         mode="train" if back else "infer",
-        name=f"{shape}: {asked.workload.name}",
-        choices=choices(prices, found, where, back, split, recompute, offload),
+        name=f"{shape}: {request.workload.name}",
+        choices=stage_choices(prices, found, where, back, split, recompute, offload),
     )
-    priced = linked(bare, price(prices, found, links), overlap=overlap)
+    priced = price_messages(bare, message_price(prices, found, links), overlap=overlap)
     return Model(priced, shape, prices, found, ranks)
 
 
 # The blocks of placed stages: times, memory, waits, choices and messages.
 #
 # A stage is a forward block and, where something before it or in it is trained, a backward block or
-# two gradients. `block_id` ties a block to its stage, `folded` ranks to the devices of the problem.
+# two gradients. `block_id` ties a block to its stage; `ranks_by_device` groups ranks into devices.
 
 
 Decide = Literal["no", "yes", "auto"]
@@ -751,7 +776,7 @@ def has_block(prices: Prices, place: StagePlacement) -> bool:
     return any(n and prices.workload.layers[i].is_block for i, n in enumerate(place.times))
 
 
-def folded(found: Sequence[StagePlacement]) -> tuple[tuple[int, ...], ...]:
+def ranks_by_device(found: Sequence[StagePlacement]) -> tuple[tuple[int, ...], ...]:
     """Ranks that are in the same stages, together."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in sorted({r for p in found for r in p.ranks}):
@@ -760,7 +785,7 @@ def folded(found: Sequence[StagePlacement]) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, groups.values()))
 
 
-def trained(found: Sequence[StagePlacement], links: Sequence[Edge]) -> set[int]:
+def stages_with_backward(found: Sequence[StagePlacement], links: Sequence[Edge]) -> set[int]:
     """Stages that have a backward: those trained, and those behind them."""
     out = {s for s, p in enumerate(found) if "frozen" not in p.ways}
     while more := {e.then for e in links if e.first in out} - out:
@@ -768,7 +793,7 @@ def trained(found: Sequence[StagePlacement], links: Sequence[Edge]) -> set[int]:
     return out
 
 
-def kinds(place: StagePlacement, trains: bool, split: bool) -> str:
+def block_kinds(place: StagePlacement, trains: bool, split: bool) -> str:
     """The blocks a stage has."""
     if not trains:
         return "F"
@@ -786,7 +811,7 @@ def block_of(
     return Block(block_id(stage, kind), kind, devices, took, by.start, by.end, name)
 
 
-def free(prices: Prices, found: Sequence[StagePlacement], rank: int, trains: bool) -> float:
+def free_memory(prices: Prices, found: Sequence[StagePlacement], rank: int, trains: bool) -> float:
     """Bytes a rank has for what micro-batches keep."""
     held = constant(prices, found, rank, trains=trains)
     if held > room(prices, rank):
@@ -798,7 +823,7 @@ def free(prices: Prices, found: Sequence[StagePlacement], rank: int, trains: boo
     return room(prices, rank) - held
 
 
-def waits(blocks: Sequence[Block], links: Sequence[Edge]) -> list[Wait]:
+def block_waits(blocks: Sequence[Block], links: Sequence[Edge]) -> list[Wait]:
     place = {b.id: i for i, b in enumerate(blocks)}
     out = [Wait(place[block_id(e.then, "F")], place[block_id(e.first, "F")]) for e in links]
     for i, block in enumerate(blocks):
@@ -812,27 +837,27 @@ def waits(blocks: Sequence[Block], links: Sequence[Edge]) -> list[Wait]:
     return out
 
 
-def choices(
+def stage_choices(
     prices: Prices, found: Sequence[StagePlacement], where: Sequence[tuple[int, ...]],
     back: set[int], split: bool, recompute: Decide, offload: Decide,
 ) -> tuple[Choice, ...]:  # fmt: skip
     """For every stage that keeps something: the same blocks, and less kept."""
     out = []
-    for way, asked in (("recompute", recompute), ("offload", offload)):
-        for s in sorted(back if asked == "auto" else ()):
+    for way, request in (("recompute", recompute), ("offload", offload)):
+        for s in sorted(back if request == "auto" else ()):
             place = found[s]
             if way in place.ways or not has_block(prices, place):
                 continue
             other = replace(place, ways=(*place.ways, way))
             blocks = [
                 block_of(prices, other, s, kind, where[s], True, split)
-                for kind in kinds(place, True, split)
+                for kind in block_kinds(place, True, split)
             ]
             out.append(Choice(f"{way} {s}", tuple(blocks)))
     return tuple(out)
 
 
-def price(prices: Prices, found: Sequence[StagePlacement], links: Sequence[Edge]) -> Price:
+def message_price(prices: Prices, found: Sequence[StagePlacement], links: Sequence[Edge]) -> Price:
     """Seconds of the message between two blocks: forward along a link, backward against it."""
     layers = {(e.first, e.then): e.layers for e in links}
     longer = slowdown(prices.plan, prices.cluster)

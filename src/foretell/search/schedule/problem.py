@@ -142,9 +142,9 @@ class Problem:
     def fingerprint(self) -> str:
         """The same for two problems exactly when they differ in nothing but names."""
         place = {b.id: i for i, b in enumerate(self.blocks)}
-        blocks = [_kept(b) for b in self.blocks]
+        blocks = [_schedule_fields(b) for b in self.blocks]
         waits = sorted((w.block, w.on, w.lag) for w in self.waits)
-        choices = [[(place[b.id], *_kept(b)) for b in c.blocks] for c in self.choices]
+        choices = [[(place[b.id], *_schedule_fields(b)) for b in c.blocks] for c in self.choices]
         limits = [self.num_devices, list(map(str, self.capacity)), self.speed, self.mode]
         text = json.dumps([blocks, waits, choices, limits], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
@@ -167,7 +167,7 @@ class Problem:
         return replace(self, blocks=tuple(swapped[b.id] for b in self.blocks), choices=())
 
 
-def _kept(block: Block) -> tuple[object, ...]:
+def _schedule_fields(block: Block) -> tuple[object, ...]:
     """All of a block that a schedule depends on."""
     return (block.kind, block.devices, block.time, block.memory, block.memory_end)
 
@@ -248,7 +248,9 @@ Overlap = Literal["beside", "link", "stop"]
 OVERLAPS = ("beside", "link", "stop")
 
 
-def linked(problem: Problem, price: Price, *, overlap: Overlap | bool = "beside") -> Problem:
+def price_messages(
+    problem: Problem, price: Price, *, overlap: Overlap | bool = "beside"
+) -> Problem:
     """The problem with its messages priced; `overlap` may be said as yes (beside) or no (stop)."""
     if isinstance(overlap, bool):
         overlap = "beside" if overlap else "stop"
@@ -260,7 +262,7 @@ def linked(problem: Problem, price: Price, *, overlap: Overlap | bool = "beside"
     number = max(b.id for b in blocks) + 1
     links: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
     for wait in problem.waits:
-        seconds = _seconds(problem, wait, price)
+        seconds = _message_seconds(problem, wait, price)
         if not seconds:
             waits.append(wait)
             continue
@@ -282,12 +284,12 @@ def linked(problem: Problem, price: Price, *, overlap: Overlap | bool = "beside"
     )
 
 
-def occupying(problem: Problem, overlap: Overlap) -> Problem:
+def lags_as_messages(problem: Problem, overlap: Overlap) -> Problem:
     """The problem with its lags as messages that hold a link, or both of their ends."""
     took = {(w.on, w.block): w.lag for w in problem.waits}
     place = {b.id: i for i, b in enumerate(problem.blocks)}
     bare = replace(problem, waits=tuple(_bare(problem, w) for w in problem.waits))
-    return linked(bare, lambda a, b: took[place[a.id], place[b.id]], overlap=overlap)
+    return price_messages(bare, lambda a, b: took[place[a.id], place[b.id]], overlap=overlap)
 
 
 def _bare(problem: Problem, wait: Wait) -> Wait:
@@ -297,10 +299,10 @@ def _bare(problem: Problem, wait: Wait) -> Wait:
 
 
 def _lagged(problem: Problem, wait: Wait, price: Price) -> Wait:
-    return replace(wait, lag=wait.lag + _seconds(problem, wait, price))
+    return replace(wait, lag=wait.lag + _message_seconds(problem, wait, price))
 
 
-def _seconds(problem: Problem, wait: Wait, price: Price) -> float:
+def _message_seconds(problem: Problem, wait: Wait, price: Price) -> float:
     first, then = problem.blocks[wait.on], problem.blocks[wait.block]
     return 0.0 if set(then.devices) <= set(first.devices) else price(first, then)
 
@@ -350,8 +352,8 @@ def read(found: Any, where: str = "placement") -> Problem:
         blocks,
         (),
         num_devices,
-        _each(found.get("memory"), num_devices, f"`memory` of {where}"),
-        _each(found.get("speed"), num_devices, f"`speed` of {where}"),
+        _per_device(found.get("memory"), num_devices, f"`memory` of {where}"),
+        _per_device(found.get("speed"), num_devices, f"`speed` of {where}"),
         mode,
         str(found.get("name", "")),
         _choices(found.get("choices", {}), where),
@@ -364,13 +366,17 @@ def write(problem: Problem) -> dict[str, Any]:
     ids = [b.id for b in problem.blocks]
     deps = [[ids[w.on], ids[w.block], *([w.lag] if w.lag else [])] for w in problem.waits]
     found: dict[str, Any] = {"name": problem.name, "ndevs": problem.num_devices}
-    found |= {"mode": problem.mode, "blocks": [_written(b) for b in problem.blocks], "deps": deps}
+    found |= {
+        "mode": problem.mode,
+        "blocks": [_block_json(b) for b in problem.blocks],
+        "deps": deps,
+    }
     if any(c != float("inf") for c in problem.capacity):
         found["memory"] = [None if c == float("inf") else c for c in problem.capacity]
     if any(s != 1 for s in problem.speed):
         found["speed"] = list(problem.speed)
     if problem.choices:
-        found["choices"] = {c.name: [_written(b) for b in c.blocks] for c in problem.choices}
+        found["choices"] = {c.name: [_block_json(b) for b in c.blocks] for c in problem.choices}
     return found
 
 
@@ -394,7 +400,7 @@ def _block(found: Any, where: str) -> Block:
     )
 
 
-def _written(block: Block) -> dict[str, Any]:
+def _block_json(block: Block) -> dict[str, Any]:
     found: dict[str, Any] = {"id": block.id, "kind": block.kind, "devices": list(block.devices)}
     found |= {"time": block.time, "mem": block.memory}
     if block.memory_end:
@@ -423,7 +429,7 @@ def _waits(deps: Any, blocks: tuple[Block, ...], where: str) -> tuple[Wait, ...]
     return tuple(waits)
 
 
-def _each(found: Any, num_devices: int, where: str) -> tuple[float, ...]:
+def _per_device(found: Any, num_devices: int, where: str) -> tuple[float, ...]:
     if found is None:
         return ()
     if isinstance(found, list):
@@ -467,7 +473,7 @@ def _number(value: Any, where: str, whole: bool = False) -> float:
 # Backward mirrors forward.
 
 
-class Stage(NamedTuple):
+class ShapeStage(NamedTuple):
     """One stage: where it runs, the stages before it, and what it holds for a micro-batch."""
 
     devices: tuple[int, ...]
@@ -489,7 +495,7 @@ class Shape(Spec):
     lag: float = 0.0  # of a message between stages on different devices
     rounds: int = 2  # over the devices, where a shape makes several
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[ShapeStage]:
         """The stages in the order of forward."""
         raise NotImplementedError
 
@@ -501,7 +507,7 @@ class Shape(Spec):
         blocks = [_forward(self, s, i) for i, s in enumerate(stages)]
         waits = [_wait(self, blocks, i, j) for i, s in enumerate(stages) for j in s.after]
         if not self.infer:
-            _mirror(self, stages, blocks, waits)
+            _add_backward(self, stages, blocks, waits)
         mode: Mode = "infer" if self.infer else "train"
         return Problem(tuple(blocks), tuple(waits), self.devices, mode=mode, name=str(self))
 
@@ -512,8 +518,8 @@ class V(Shape):
 
     name: ClassVar[str] = "v"
 
-    def stages(self) -> list[Stage]:
-        return _line([(d,) for d in range(self.devices)])
+    def stages(self) -> list[ShapeStage]:
+        return _stages_in_line([(d,) for d in range(self.devices)])
 
 
 @dataclass(frozen=True)
@@ -522,8 +528,8 @@ class Loop(Shape):
 
     name: ClassVar[str] = "loop"
 
-    def stages(self) -> list[Stage]:
-        return _line([(d,) for _ in range(self.rounds) for d in range(self.devices)])
+    def stages(self) -> list[ShapeStage]:
+        return _stages_in_line([(d,) for _ in range(self.rounds) for d in range(self.devices)])
 
 
 @dataclass(frozen=True)
@@ -532,9 +538,9 @@ class Wave(Shape):
 
     name: ClassVar[str] = "wave"
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[ShapeStage]:
         there = [(d,) for d in range(self.devices)]
-        return _line([d for r in range(self.rounds) for d in (there, there[::-1])[r % 2]])
+        return _stages_in_line([d for r in range(self.rounds) for d in (there, there[::-1])[r % 2]])
 
 
 @dataclass(frozen=True)
@@ -543,9 +549,9 @@ class X(Shape):
 
     name: ClassVar[str] = "x"
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[ShapeStage]:
         there = [(d,) for d in range(self.devices)]
-        return _line(there) + _line(there[::-1], first=self.devices)
+        return _stages_in_line(there) + _stages_in_line(there[::-1], first=self.devices)
 
 
 @dataclass(frozen=True)
@@ -554,8 +560,10 @@ class M(Shape):
 
     name: ClassVar[str] = "m"
 
-    def stages(self) -> list[Stage]:
-        return _line([_all(self), *((d,) for d in range(self.devices))], sharded=(0,))
+    def stages(self) -> list[ShapeStage]:
+        return _stages_in_line(
+            [_all_devices(self), *((d,) for d in range(self.devices))], sharded=(0,)
+        )
 
 
 @dataclass(frozen=True)
@@ -564,11 +572,11 @@ class NN(Shape):
 
     name: ClassVar[str] = "nn"
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[ShapeStage]:
         there = [(d,) for d in range(self.devices)]
         half = self.devices // 2
-        line = [_all(self), *there[:half], _all(self), *there[half:]]
-        return _line(line, sharded=(0, half + 1))
+        line = [_all_devices(self), *there[:half], _all_devices(self), *there[half:]]
+        return _stages_in_line(line, sharded=(0, half + 1))
 
 
 @dataclass(frozen=True)
@@ -577,12 +585,12 @@ class K(Shape):
 
     name: ClassVar[str] = "k"
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[ShapeStage]:
         half = self.devices // 2
-        first = _line([(d,) for d in range(half)])
-        second = _line([(d,) for d in range(half, self.devices)], first=half)
+        first = _stages_in_line([(d,) for d in range(half)])
+        second = _stages_in_line([(d,) for d in range(half, self.devices)], first=half)
         ends = tuple(n - 1 for n in (half, self.devices) if n)
-        return [*first, *second, Stage(_all(self), ends, is_sharded=True)]
+        return [*first, *second, ShapeStage(_all_devices(self), ends, is_sharded=True)]
 
 
 SHAPES: dict[str, type[Shape]] = {s.name: s for s in (V, Loop, Wave, X, M, NN, K)}
@@ -597,36 +605,40 @@ def shape(spec: str) -> Problem:
     return found.problem()
 
 
-def _all(shape: Shape) -> tuple[int, ...]:
+def _all_devices(shape: Shape) -> tuple[int, ...]:
     return tuple(range(shape.devices))
 
 
-def _line(
+def _stages_in_line(
     places: Sequence[tuple[int, ...]], first: int = 0, sharded: tuple[int, ...] = ()
-) -> list[Stage]:
+) -> list[ShapeStage]:
     """One stage after the other, the first of them numbered `first`."""
     return [
-        Stage(p, (first + i - 1,) if i else (), i in sharded, 0.0 if i in sharded else 1.0)
+        ShapeStage(p, (first + i - 1,) if i else (), i in sharded, 0.0 if i in sharded else 1.0)
         for i, p in enumerate(places)
     ]
 
 
-def _forward(shape: Shape, stage: Stage, place: int) -> Block:
+def _forward(shape: Shape, stage: ShapeStage, place: int) -> Block:
     time = shape.sharded if stage.is_sharded else shape.forward
     return Block(place, "F", stage.devices, time, 0.0 if shape.infer else stage.holds)
 
 
-def _mirror(shape: Shape, stages: list[Stage], blocks: list[Block], waits: list[Wait]) -> None:
+def _add_backward(
+    shape: Shape, stages: list[ShapeStage], blocks: list[Block], waits: list[Wait]
+) -> None:
     """Add backward: each stage after those that follow it, the last ones after their forward."""
     back: dict[int, int] = {}
     for i in reversed(range(len(stages))):
         follow = [back[j] for j, s in enumerate(stages) if i in s.after]
         back[i] = len(blocks)
-        _backward(shape, stages[i], blocks, waits)
+        _add_stage_backward(shape, stages[i], blocks, waits)
         waits += [_wait(shape, blocks, back[i], j) for j in follow or [i]]
 
 
-def _backward(shape: Shape, stage: Stage, blocks: list[Block], waits: list[Wait]) -> None:
+def _add_stage_backward(
+    shape: Shape, stage: ShapeStage, blocks: list[Block], waits: list[Wait]
+) -> None:
     """Add one stage's backward: one block, or the gradients of its input and of its weights."""
     place = len(blocks)
     time = shape.sharded if stage.is_sharded else shape.backward

@@ -14,7 +14,7 @@ import numpy as np
 from foretell.compiled import B2, I1, I2, compiled
 from foretell.errors import InfeasibleError
 from foretell.search.schedule.exact_search import Repetend
-from foretell.search.schedule.integer_problem import Budget, Ticks, solve, solver
+from foretell.search.schedule.integer_problem import Budget, IntegerProblem, solve, solver
 from foretell.search.schedule.problem import Problem
 
 Item = tuple[int, int]  # block, micro-batch
@@ -38,7 +38,7 @@ class Arrays(NamedTuple):
     claim: I1  # the most a micro-batch will hold there once so many of its blocks are done
 
 
-def arrays(ticks: Ticks) -> Arrays:
+def arrays(ticks: IntegerProblem) -> Arrays:
     """The rows of a problem in whole numbers."""
     num = len(ticks.time)
     held = [{i: (r, c) for i, r, c in rows} for rows in ticks.held]
@@ -49,19 +49,19 @@ def arrays(ticks: Ticks) -> Arrays:
     device, rise, change = (np.array([u[k] for u in uses], np.int64) for k in range(3))
     return Arrays(
         np.array(ticks.time, np.int64),
-        _firsts([len(ds) for ds in ticks.devices]),
+        _row_offsets([len(ds) for ds in ticks.devices]),
         device,
         rise,
         change,
-        *rows(ticks.after),
+        *wait_arrays(ticks.after),
         np.array([-1 if r is None else r for r in ticks.capacity], np.int64),
         reach,
-        _firsts([len(rows) + 1 for rows in ticks.held]),
-        np.array([c for rows in ticks.held for c in _claims(rows)], np.int64),
+        _row_offsets([len(rows) + 1 for rows in ticks.held]),
+        np.array([c for rows in ticks.held for c in _remaining_peaks(rows)], np.int64),
     )
 
 
-def _claims(rows: Sequence[tuple[int, int, int]]) -> list[int]:
+def _remaining_peaks(rows: Sequence[tuple[int, int, int]]) -> list[int]:
     """The most a micro-batch will hold on a device once so many of its rows are done."""
     now, levels = 0, []
     for _, rise, change in rows:
@@ -71,18 +71,18 @@ def _claims(rows: Sequence[tuple[int, int, int]]) -> list[int]:
     return [max(levels[k:]) for k in range(len(levels))]
 
 
-def rows(waits: Sequence[Sequence[tuple[int, int]]]) -> tuple[I1, I1, I1]:
+def wait_arrays(waits: Sequence[Sequence[tuple[int, int]]]) -> tuple[I1, I1, I1]:
     """Of each block where its waits begin, then the blocks and the lags of all waits."""
     every = np.array([w for row in waits for w in row], np.int64).reshape(-1, 2)
-    return _firsts([len(row) for row in waits]), every[:, 0].copy(), every[:, 1].copy()
+    return _row_offsets([len(row) for row in waits]), every[:, 0].copy(), every[:, 1].copy()
 
 
-def _firsts(sizes: Sequence[int]) -> I1:
+def _row_offsets(sizes: Sequence[int]) -> I1:
     return np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))])
 
 
 @compiled
-def listed(p: Arrays, num: int, key: I1, turn: int) -> I1:
+def list_schedule(p: Arrays, num: int, key: I1, turn: int) -> I1:
     """Always what can start first, of equals the least `key[block] + turn · micro-batch`.
 
     Memory is kept as a banker would: a block that takes some starts only if every micro-batch
@@ -97,9 +97,9 @@ def listed(p: Arrays, num: int, key: I1, turn: int) -> I1:
         best, when = -1, 0
         for b in range(many):
             m = then[b]
-            if m == num or not _allowed(p, b, m, done, promised):
+            if m == num or not _memory_allows(p, b, m, done, promised):
                 continue
-            now = _ready(p, b, m, then, ends, free)
+            now = _ready_time(p, b, m, then, ends, free)
             if now < 0:
                 continue
             if best >= 0:
@@ -116,12 +116,12 @@ def listed(p: Arrays, num: int, key: I1, turn: int) -> I1:
         then[best] += 1
         for e in range(p.first_device[best], p.first_device[best + 1]):
             free[p.device[e]] = when + p.time[best]
-            _promise(p, e, m, done, promised)
+            _reserve_memory(p, e, m, done, promised)
     return order[:size]
 
 
 @compiled
-def _ready(p: Any, b: Any, m: Any, then: Any, ends: Any, free: Any) -> Any:
+def _ready_time(p: Any, b: Any, m: Any, then: Any, ends: Any, free: Any) -> Any:
     """When a block could start; −1 as long as what it waits for has not run."""
     now = 0
     for e in range(p.first_wait[b], p.first_wait[b + 1]):
@@ -135,7 +135,7 @@ def _ready(p: Any, b: Any, m: Any, then: Any, ends: Any, free: Any) -> Any:
 
 
 @compiled
-def _allowed(p: Any, b: Any, m: Any, done: Any, promised: Any) -> bool:
+def _memory_allows(p: Any, b: Any, m: Any, done: Any, promised: Any) -> bool:
     """Whether every device of a block can promise its micro-batch all it will hold."""
     for e in range(p.first_device[b], p.first_device[b + 1]):
         d = p.device[e]
@@ -146,7 +146,7 @@ def _allowed(p: Any, b: Any, m: Any, done: Any, promised: Any) -> bool:
 
 
 @compiled
-def _promise(p: Any, e: Any, m: Any, done: Any, promised: Any) -> None:
+def _reserve_memory(p: Any, e: Any, m: Any, done: Any, promised: Any) -> None:
     """Note that a block runs on one of its devices."""
     d = p.device[e]
     if p.room[d] < 0 or (p.rise[e] <= 0 and p.change[e] == 0):
@@ -160,20 +160,20 @@ def _promise(p: Any, e: Any, m: Any, done: Any, promised: Any) -> None:
 
 
 @compiled
-def length(p: Arrays, num: int, order: I1) -> int:
+def order_makespan(p: Arrays, num: int, order: I1) -> int:
     """The makespan of an order; a very large number where it holds too much."""
     n, devices = len(order), len(p.room)
     start, cause = np.zeros(n, np.int64), np.zeros(n, np.int64)
     state = np.zeros((3, devices), np.int64)
-    most, _, over = _replayed(p, num, order, start, cause, state)
+    most, _, over = _replay_items(p, num, order, start, cause, state)
     return most if over == 0 else NEVER
 
 
 @compiled
-def traced(p: Arrays, num: int, order: I1) -> tuple[I1, I1]:
+def starts_and_peaks(p: Arrays, num: int, order: I1) -> tuple[I1, I1]:
     """When every item starts, and the most that each device holds."""
     start, cause = np.zeros(len(order), np.int64), np.zeros(len(order), np.int64)
-    _replayed(p, num, order, start, cause, np.zeros((3, len(p.room)), np.int64))
+    _replay_items(p, num, order, start, cause, np.zeros((3, len(p.room)), np.int64))
     now, most = np.zeros(len(p.room), np.int64), np.zeros(len(p.room), np.int64)
     for item in order:
         b = item // num
@@ -185,7 +185,7 @@ def traced(p: Arrays, num: int, order: I1) -> tuple[I1, I1]:
 
 
 @compiled
-def _replayed(p: Any, num: Any, order: Any, start: Any, cause: Any, state: Any) -> Any:
+def _replay_items(p: Any, num: Any, order: Any, start: Any, cause: Any, state: Any) -> Any:
     """Starts and causes, in place; the makespan, what ends last, how often memory is too small.
 
     A cause is the item before it on a device, or −2 less the item whose result it waits for.
@@ -231,7 +231,7 @@ def _replayed(p: Any, num: Any, order: Any, start: Any, cause: Any, state: Any) 
 Starts = list[list[float]]  # by block, by micro-batch
 
 
-def unroll(repetend: Repetend, num_blocks: int, micro_batches: int) -> list[Item]:
+def unrolled_order(repetend: Repetend, num_blocks: int, micro_batches: int) -> list[Item]:
     """All blocks of so many micro-batches in the order in which the pattern starts them."""
     size, period = repetend.unroll, repetend.period
     return [
@@ -271,12 +271,12 @@ def starts_of(problem: Problem, items: Sequence[Item]) -> Starts:
     return replay(items, problem.seconds, [b.devices for b in problem.blocks], after)
 
 
-def end(starts: Sequence[Sequence[float]], time: Sequence[float]) -> float:
+def end_time(starts: Sequence[Sequence[float]], time: Sequence[float]) -> float:
     """When the last block ends."""
     return max(s + t for row, t in zip(starts, time, strict=True) for s in row)
 
 
-def longest_idle(starts: I2, ticks: Ticks) -> float:
+def longest_idle(starts: I2, ticks: IntegerProblem) -> float:
     """The longest that a device waits between its first block and its last."""
     waits = [0.0]
     for on in ticks.by_device:
@@ -288,7 +288,7 @@ def longest_idle(starts: I2, ticks: Ticks) -> float:
     return max(waits)
 
 
-def peaks(items: Sequence[Item], held: Sequence[Sequence[tuple[int, int, int]]]) -> list[int]:
+def peak_memory(items: Sequence[Item], held: Sequence[Sequence[tuple[int, int, int]]]) -> list[int]:
     """The most that each device holds in this order."""
     found = []
     for rows in held:
@@ -302,62 +302,64 @@ def peaks(items: Sequence[Item], held: Sequence[Sequence[tuple[int, int, int]]])
     return found
 
 
-def fits(
+def fits_memory(
     items: Sequence[Item],
     held: Sequence[Sequence[tuple[int, int, int]]],
     capacity: Sequence[int | None],
 ) -> bool:
     """Whether no device ever holds more than it can."""
-    pairs = zip(peaks(items, held), capacity, strict=True)
+    pairs = zip(peak_memory(items, held), capacity, strict=True)
     return all(room is None or peak <= room for peak, room in pairs)
 
 
 # Schedules without search: always start next what can start first, by a rule where several can.
 #
-# Memory is kept as a banker would (→ `listed`).
+# Memory is kept as a banker would (→ `list_schedule`).
 
 
-Rule = Callable[[Ticks, int], tuple[list[int], int]]  # a key of each block, and one of each turn
+Rule = Callable[
+    [IntegerProblem, int], tuple[list[int], int]
+]  # a key of each block, and one of each turn
 
 
-def deepest(ticks: Ticks, num: int) -> tuple[list[int], int]:
+def backward_first(ticks: IntegerProblem, num: int) -> tuple[list[int], int]:
     """Backward before forward; what nothing waits for fills the gaps."""
     late = max(ticks.head) + 1
     rows = zip(ticks.followers, ticks.head, strict=True)
     return [((0 if behind else late) - head) * num for behind, head in rows], 1
 
 
-def _oldest(ticks: Ticks, num: int) -> tuple[list[int], int]:
+def _oldest_first(ticks: IntegerProblem, num: int) -> tuple[list[int], int]:
     """One micro-batch as far as it goes, then the next."""
     return list(ticks.head), max(ticks.head) + 1
 
 
-def _critical(ticks: Ticks, num: int) -> tuple[list[int], int]:
+def _critical_first(ticks: IntegerProblem, num: int) -> tuple[list[int], int]:
     """What has the longest way to go."""
     return [-tail * num for tail in ticks.tail], 1
 
 
-RULES: tuple[Rule, ...] = (deepest, _oldest, _critical)
+RULES: tuple[Rule, ...] = (backward_first, _oldest_first, _critical_first)
 
 
-def dispatch(ticks: Ticks, micro_batches: int) -> Iterator[list[Item]]:
+def list_schedules(ticks: IntegerProblem, micro_batches: int) -> Iterator[list[Item]]:
     """One order for each rule, as far as it ends and fits."""
     found = arrays(ticks)
     for rule in RULES:
         order = _by_rule(ticks, found, micro_batches, rule)
-        if len(order) and length(found, micro_batches, order) < NEVER:
+        if len(order) and order_makespan(found, micro_batches, order) < NEVER:
             yield _items(order, micro_batches)
 
 
-def ordered(ticks: Ticks, micro_batches: int, rule: Rule) -> list[Item] | None:
+def order_by_rule(ticks: IntegerProblem, micro_batches: int, rule: Rule) -> list[Item] | None:
     """The order that a rule leads to, or None where it gets stuck."""
     order = _by_rule(ticks, arrays(ticks), micro_batches, rule)
     return _items(order, micro_batches) if len(order) else None
 
 
-def _by_rule(ticks: Ticks, found: Arrays, micro_batches: int, rule: Rule) -> I1:
+def _by_rule(ticks: IntegerProblem, found: Arrays, micro_batches: int, rule: Rule) -> I1:
     key, turn = rule(ticks, micro_batches)
-    order = listed(found, micro_batches, np.array(key, np.int64), turn)
+    order = list_schedule(found, micro_batches, np.array(key, np.int64), turn)
     return order if len(order) == micro_batches * len(ticks.time) else order[:0]
 
 
@@ -374,28 +376,28 @@ def _items(order: I1, micro_batches: int) -> list[Item]:
 _LIMIT = 5.0  # deterministic seconds; one micro-batch of any placement we met takes milliseconds
 
 
-def alone(ticks: Ticks, budget: Budget | None = None) -> Repetend:
+def sequential_pattern(ticks: IntegerProblem, budget: Budget | None = None) -> Repetend:
     """Micro-batches one after the other, as a pattern; the work is not counted."""
     free = Budget(_LIMIT) if budget is None else replace(budget, left=_LIMIT, whole=None)
     for order in (ticks.order, _depth_first(ticks)):
         items = [(block, 0) for block in order]
-        if fits(items, ticks.held, ticks.capacity):
-            return _pattern(ticks, items)
+        if fits_memory(items, ticks.held, ticks.capacity):
+            return _pattern_of(ticks, items)
     for device in range(len(ticks.capacity)):
-        _require(ticks, device, free)
-    starts = _search(ticks, None, free)
+        _require_device(ticks, device, free)
+    starts = _solve_one_micro_batch(ticks, None, free)
     if starts is None:
-        raise _too_small(ticks, peaks([(i, 0) for i in ticks.order], ticks.held))
-    return _pattern(ticks, [(i, 0) for i in sorted(range(len(starts)), key=starts.__getitem__)])
+        raise _memory_error(ticks, peak_memory([(i, 0) for i in ticks.order], ticks.held))
+    return _pattern_of(ticks, [(i, 0) for i in sorted(range(len(starts)), key=starts.__getitem__)])
 
 
-def _pattern(ticks: Ticks, items: list[Item]) -> Repetend:
+def _pattern_of(ticks: IntegerProblem, items: list[Item]) -> Repetend:
     starts = replay(items, ticks.time, ticks.devices, ticks.after)
-    period = int(end(starts, ticks.time))
+    period = int(end_time(starts, ticks.time))
     return Repetend(period, 1, tuple(int(row[0]) for row in starts))
 
 
-def _depth_first(ticks: Ticks) -> list[int]:
+def _depth_first(ticks: IntegerProblem) -> list[int]:
     """Follow each branch as far as it goes before the next is begun: the least is held at once."""
     left = [len(waits) for waits in ticks.after]
     stack = [i for i in reversed(ticks.order) if not left[i]]
@@ -409,19 +411,21 @@ def _depth_first(ticks: Ticks) -> list[int]:
     return done
 
 
-def _require(ticks: Ticks, device: int, budget: Budget) -> None:
+def _require_device(ticks: IntegerProblem, device: int, budget: Budget) -> None:
     """Raise unless the device alone could hold one micro-batch in some order."""
     room = ticks.capacity[device]
-    if room is None or peaks([(i, 0) for i in ticks.order], ticks.held)[device] <= room:
+    if room is None or peak_memory([(i, 0) for i in ticks.order], ticks.held)[device] <= room:
         return
-    starts = _search(ticks, device, budget)
+    starts = _solve_one_micro_batch(ticks, device, budget)
     order = sorted(range(len(ticks.time)), key=(starts or ticks.head).__getitem__)
-    need = peaks([(i, 0) for i in order], ticks.held)
+    need = peak_memory([(i, 0) for i in order], ticks.held)
     if need[device] > room:
-        raise _too_small(ticks, need, device)
+        raise _memory_error(ticks, need, device)
 
 
-def _search(ticks: Ticks, device: int | None, budget: Budget) -> list[int] | None:
+def _solve_one_micro_batch(
+    ticks: IntegerProblem, device: int | None, budget: Budget
+) -> list[int] | None:
     """Starts of one micro-batch that fit every device, or that need least of one."""
     cp = solver().CpModel()
     total = sum(ticks.time) + sum(lag for waits in ticks.after for _, lag in waits)
@@ -429,20 +433,20 @@ def _search(ticks: Ticks, device: int | None, budget: Budget) -> list[int] | Non
     for i, waits in enumerate(ticks.after):
         for j, lag in waits:
             cp.add(start[i] >= start[j] + ticks.time[j] + lag)
-    before = orders(cp, ticks, start)
+    before = add_device_order(cp, ticks, start)
     for d, room in enumerate(ticks.capacity):
         if device is None and room is not None:
-            _hold(cp, ticks.held[d], before, room)
+            add_memory_limit(cp, ticks.held[d], before, room)
     if device is not None:
         most = cp.new_int_var(0, sum(r for _, r, _ in ticks.held[device]), "")
-        _hold(cp, ticks.held[device], before, most)
+        add_memory_limit(cp, ticks.held[device], before, most)
         cp.minimize(most)
     status, engine = solve(cp, replace(budget), _LIMIT)
     return [engine.value(s) for s in start] if status in ("best", "found") else None
 
 
-def orders(
-    cp: Any, ticks: Ticks, start: list[Any], period: Any = None
+def add_device_order(
+    cp: Any, ticks: IntegerProblem, start: list[Any], period: Any = None
 ) -> dict[tuple[int, int], Any]:
     """Which of two blocks of a device goes first, again and again where there is a period."""
     before: dict[tuple[int, int], Any] = {}
@@ -456,7 +460,7 @@ def orders(
     return before
 
 
-def _hold(
+def add_memory_limit(
     cp: Any, held: Sequence[tuple[int, int, int]], before: dict[tuple[int, int], Any], room: Any
 ) -> None:
     for block, rise, _ in held:
@@ -465,7 +469,9 @@ def _hold(
             cp.add(earlier + rise <= room)
 
 
-def _too_small(ticks: Ticks, need: list[int], device: int | None = None) -> InfeasibleError:
+def _memory_error(
+    ticks: IntegerProblem, need: list[int], device: int | None = None
+) -> InfeasibleError:
     rooms = [n if r is None else r for n, r in zip(need, ticks.capacity, strict=True)]
     if device is None:
         device = max(range(len(need)), key=lambda d: need[d] - rooms[d])

@@ -152,32 +152,32 @@ class Schedule:
             "name": self.problem.name,
             "method": self.method,
             "micro_batches": self.micro_batches,
-            "period": _plain(self.period),
+            "period": _without_fraction(self.period),
             "unroll": self.unroll,
-            "per_micro_batch": _plain(self.per_micro_batch),
-            "lower_bound": _plain(self.lower_bound),
+            "per_micro_batch": _without_fraction(self.per_micro_batch),
+            "lower_bound": _without_fraction(self.lower_bound),
             "gap": self.gap,
             "proven": self.proven,
             "proven_unroll": self.proven_unroll,
-            "makespan": _plain(self.makespan),
-            "makespan_bound": _plain(self.makespan_bound),
+            "makespan": _without_fraction(self.makespan),
+            "makespan_bound": _without_fraction(self.makespan_bound),
             "makespan_gap": self.makespan_gap,
             "bubble": self.bubble,
-            "peak_memory": [_plain(p) for p in self.peak_memory],
+            "peak_memory": [_without_fraction(p) for p in self.peak_memory],
             "in_flight": self.in_flight,
             "search_cpu_s": self.search_cpu,
             "stopped": self.stopped,
             "cached": self.is_cached,
             "blocks": [
                 {"block": blocks[s.block].id, "micro_batch": s.micro_batch,
-                 "start": _plain(s.start), "end": _plain(s.end),
+                 "start": _without_fraction(s.start), "end": _without_fraction(s.end),
                  "kind": blocks[s.block].kind, "devices": list(blocks[s.block].devices)}
                 for s in self.spans
             ],
         }  # fmt: skip
 
 
-def _plain(value: float) -> float | int:
+def _without_fraction(value: float) -> float | int:
     """Whole numbers without a fraction."""
     return int(value) if float(value).is_integer() else value
 
@@ -195,7 +195,7 @@ Starts = Sequence[Sequence[float]]
 Order = Sequence[tuple[int, int]]
 
 
-class _Run(NamedTuple):
+class _BlockRun(NamedTuple):
     start: float
     end: float
     block: Block
@@ -210,10 +210,14 @@ def wrong(problem: Problem, starts: Starts, order: Order | None = None) -> str |
     fault = _incomplete(problem, starts) or _too_early(problem, starts)
     if fault:
         return fault
-    placed = _placed(problem, starts) if order is None else list(order)
-    fault = _misplaced(problem, starts, placed)
+    placed = _order_by_start(problem, starts) if order is None else list(order)
+    fault = _out_of_order(problem, starts, placed)
     for device, runs in enumerate(_runs(problem, starts, placed)):
-        fault = fault or _crowded(runs, device) or _full(runs, device, problem.capacity[device])
+        fault = (
+            fault
+            or _overlapping(runs, device)
+            or _over_capacity(runs, device, problem.capacity[device])
+        )
     return fault
 
 
@@ -247,7 +251,7 @@ def _time(problem: Problem, block: Block) -> float:
     return block.time / min(problem.speed[d] for d in block.devices)
 
 
-def _placed(problem: Problem, starts: Starts) -> list[tuple[int, int]]:
+def _order_by_start(problem: Problem, starts: Starts) -> list[tuple[int, int]]:
     """An order by start; of what starts together, what takes no time and older ones go first."""
     rank = {block: place for place, block in enumerate(problem.order)}
 
@@ -258,7 +262,7 @@ def _placed(problem: Problem, starts: Starts) -> list[tuple[int, int]]:
     return sorted(((b, m) for b, row in enumerate(starts) for m in range(len(row))), key=key)
 
 
-def _misplaced(problem: Problem, starts: Starts, order: Order) -> str | None:
+def _out_of_order(problem: Problem, starts: Starts, order: Order) -> str | None:
     place = {item: k for k, item in enumerate(order)}
     if len(place) != len(order) or len(place) != sum(len(row) for row in starts):
         return f"the order names {len(place)} blocks of {sum(len(row) for row in starts)}"
@@ -270,19 +274,19 @@ def _misplaced(problem: Problem, starts: Starts, order: Order) -> str | None:
     return None
 
 
-def _runs(problem: Problem, starts: Starts, order: Order) -> list[list[_Run]]:
+def _runs(problem: Problem, starts: Starts, order: Order) -> list[list[_BlockRun]]:
     """What each device runs, by start."""
-    found: list[list[_Run]] = [[] for _ in range(problem.num_devices)]
+    found: list[list[_BlockRun]] = [[] for _ in range(problem.num_devices)]
     time = [_time(problem, block) for block in problem.blocks]
     for i, m in order:
         block = problem.blocks[i]
-        run = _Run(starts[i][m], starts[i][m] + time[i], block, m)
+        run = _BlockRun(starts[i][m], starts[i][m] + time[i], block, m)
         for device in block.devices:
             found[device].append(run)
     return [sorted(runs, key=lambda run: run.start) for runs in found]
 
 
-def _crowded(runs: Sequence[_Run], device: int) -> str | None:
+def _overlapping(runs: Sequence[_BlockRun], device: int) -> str | None:
     slack = _TOLERANCE * max((run.end for run in runs), default=0.0)
     for first, then in pairwise(runs):
         if then.start < first.end - slack:
@@ -292,7 +296,7 @@ def _crowded(runs: Sequence[_Run], device: int) -> str | None:
     return None
 
 
-def _full(runs: Sequence[_Run], device: int, room: float) -> str | None:
+def _over_capacity(runs: Sequence[_BlockRun], device: int, room: float) -> str | None:
     held = 0.0
     for run in runs:
         block = run.block
@@ -337,7 +341,7 @@ def after(problem: Problem) -> tuple[tuple[int, ...], ...]:
 
 def copies(problem: Problem) -> tuple[tuple[int, ...], ...]:
     """Stages that hold the same parameters: the k-th of every separate pipeline of equal length."""
-    lines = _lines(after(problem))
+    lines = _separate_pipelines(after(problem))
     if len(lines) < 2 or len({len(line) for line in lines}) > 1:
         return ()
     return tuple(zip(*lines, strict=True))
@@ -345,11 +349,11 @@ def copies(problem: Problem) -> tuple[tuple[int, ...], ...]:
 
 def stage_of(problem: Problem) -> dict[int, int]:
     """The stage of each block, by place in the problem."""
-    found = {block: stage for stage, block in enumerate(_numbered(problem))}
+    found = {block: stage for stage, block in enumerate(_forward_order(problem))}
     follow = _followers(problem, found)
     for block in problem.order:
         if problem.blocks[block].kind in "BIW":
-            found[block] = _stage(problem, block, found, follow)
+            found[block] = _stage_of_backward(problem, block, found, follow)
         elif problem.blocks[block].kind != "F":
             raise InputError(
                 f"block {problem.blocks[block].id} is communication that holds its devices",
@@ -358,14 +362,14 @@ def stage_of(problem: Problem) -> dict[int, int]:
     return found
 
 
-def _numbered(problem: Problem) -> list[int]:
+def _forward_order(problem: Problem) -> list[int]:
     """The forward blocks as they are listed, where that is an order of forward."""
     listed = [i for i, b in enumerate(problem.blocks) if b.kind == "F"]
     is_order = all(w.on < w.block for w in problem.waits if {w.on, w.block} <= set(listed))
     return listed if is_order else [b for b in problem.order if b in set(listed)]
 
 
-def _stage(
+def _stage_of_backward(
     problem: Problem, block: int, found: dict[int, int], follow: dict[int, frozenset[int]]
 ) -> int:
     """The stage whose backward a block is."""
@@ -398,7 +402,7 @@ def _forward(problem: Problem) -> set[int]:
     return {i for i, b in enumerate(problem.blocks) if b.kind == "F"}
 
 
-def _lines(befores: Sequence[Sequence[int]]) -> list[list[int]]:
+def _separate_pipelines(befores: Sequence[Sequence[int]]) -> list[list[int]]:
     """Stages by the separate pipeline they are in."""
     found = list(range(len(befores)))
     for stage, ones in enumerate(befores):
@@ -430,8 +434,8 @@ def text(
     step, columns = _scale(schedule, room)
     lines = []
     for device, name in names.items():
-        line = _line(schedule, schedule.on(device), step, columns)
-        lines.append(name.rjust(side) + _ends(line, room))
+        line = _device_signs(schedule, schedule.on(device), step, columns)
+        lines.append(name.rjust(side) + _shorten(line, room))
     key = f"a column is {unit(step)}; 0-9 forward, A-J backward, a-j weight gradient, {_IDLE} idle"
     return "\n".join([*lines, *wrap(key, width)])
 
@@ -474,7 +478,7 @@ def _scale(schedule: Schedule, room: int) -> tuple[float, int]:
     return step, ceil(schedule.makespan / step)
 
 
-def _line(schedule: Schedule, spans: Sequence[Span], step: float, columns: int) -> str:
+def _device_signs(schedule: Schedule, spans: Sequence[Span], step: float, columns: int) -> str:
     signs = [_IDLE] * columns
     for span in spans:
         kind = _SIGNS[schedule.problem.blocks[span.block].kind]
@@ -484,7 +488,7 @@ def _line(schedule: Schedule, spans: Sequence[Span], step: float, columns: int) 
     return "".join(signs[:columns])
 
 
-def _ends(line: str, room: int) -> str:
+def _shorten(line: str, room: int) -> str:
     half = (room - len(_CUT)) // 2
     return line if len(line) <= room else line[:half] + _CUT + line[-half:]
 
@@ -518,19 +522,19 @@ def _bar(schedule: Schedule, span: Span, top: int, scale: float) -> str:
 VERSION = 4  # one more whenever the search may answer differently
 
 
-def folder() -> Path:
+def cache_folder() -> Path:
     """Where schedules are kept unless another place is named."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "foretell" / "schedules"
 
 
-def key(problem: Problem, micro_batches: int, **options: Any) -> str:
+def cache_key(problem: Problem, micro_batches: int, **options: Any) -> str:
     """The name of the file that would hold the answer to a question."""
     asked = json.dumps([VERSION, problem.fingerprint, micro_batches, options], sort_keys=True)
     return hashlib.sha256(asked.encode()).hexdigest()[:40]
 
 
-def fetch(where: Path, name: str, problem: Problem) -> Schedule | None:
+def load_cached(where: Path, name: str, problem: Problem) -> Schedule | None:
     """A schedule found before, or None."""
     try:
         found = read_json(where / f"{name}.json")
@@ -543,7 +547,7 @@ def fetch(where: Path, name: str, problem: Problem) -> Schedule | None:
     return None if fault else replace(schedule, is_cached=True)
 
 
-def store(where: Path, name: str, schedule: Schedule) -> None:
+def save_cached(where: Path, name: str, schedule: Schedule) -> None:
     """Keep a schedule; a folder that cannot be written is left alone."""
     kept = (
         "period",
