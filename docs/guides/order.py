@@ -42,12 +42,11 @@ print(found, text(found), sep="\n")
 # ## Beside the schedules with names
 
 # %%
+from foretell.report.words import table
 from foretell.search.schedule.find import HEADER, compare
 
-print(HEADER)
-for row in compare(shape("v:devices=4,backward=2,split=yes"), micro_batches=8):
-    if row.schedule is not None:
-        print(row)
+rows = compare(shape("v:devices=4,backward=2,split=yes"), micro_batches=8)
+print(table(HEADER, [row.cells() for row in rows if row.schedule is not None]))
 
 # %% [markdown]
 # Those that do not fit the placement are left out.

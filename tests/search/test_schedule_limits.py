@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from foretell.search.schedule import anneal, find, integer_problem, replay, shape, wrong
+from foretell.search.schedule import (
+    anneal,
+    families,
+    find,
+    integer_problem,
+    replay,
+    shape,
+    wrong,
+)
 from foretell.search.schedule.integer_problem import Budget, in_integers
 
 
@@ -71,3 +79,28 @@ def test_annealing_knows_what_its_moves_lead_to(spec):
         assert cost == ends.max() + price * over
         assert (over == 0) == all(h <= r for h, r in zip(held, rows.room, strict=True))
         assert replay.order_makespan(rows, num, best) == least
+
+
+@pytest.mark.parametrize("at", [2, 6])
+def test_an_interrupt_of_the_two_phases_answers_the_best_so_far(monkeypatch, at):
+    solve, calls = families.solve, []
+
+    def interrupted(*given):
+        calls.append(given)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return solve(*given)
+
+    monkeypatch.setattr(families, "solve", interrupted)
+    found = find.schedule(shape("v:devices=4"), 8, 3, method="tessel", work=5)
+    assert found.stopped == "interrupted"
+    assert wrong(found.problem, found.starts, found.order) is None
+
+
+def test_an_interrupt_ends_a_comparison_with_what_is_there(monkeypatch):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(find, "shortest_period", interrupted)
+    rows = find.compare(shape("v:devices=4"), 8, 3, work=5)
+    assert [row.method for row in rows] == ["search", "gpipe", "1f1b"]

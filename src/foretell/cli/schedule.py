@@ -197,13 +197,11 @@ def _compare(problems: list[tuple[str, Any, int]], options: dict[str, Any]) -> N
 
 def _table(rows: list[tuple[str, Any]]) -> str:
     from foretell.report.words import table
+    from foretell.search.schedule.find import HEADER
 
-    named = any(name for name, _ in rows)
-    head = ("method", "each>", "bubble>", "makespan>", "memory>", "open>", "note")
-    cells = [row.cells() for _, row in rows]
-    if not named:
-        return table(head, cells)
-    return table(("shape", *head), [(n, *c) for (n, _), c in zip(rows, cells, strict=True)])
+    if not any(name for name, _ in rows):
+        return table(HEADER, [row.cells() for _, row in rows])
+    return table(("shape", *HEADER), [(name, *row.cells()) for name, row in rows])
 
 
 # Files of `-o`: a drawing, a plan, a placement, or actions by rank

@@ -125,13 +125,11 @@ def _free_lap_roots(ticks: IntegerProblem, unroll: int) -> list[int]:
     for _ in part:
         for i, j in ties:
             part[i] = part[j] = min(part[i], part[j])
-    free = [root for root in sorted(set(part)) if _cancels(ticks, part, root)]
-    return free or [0]
-
-
-def _cancels(ticks: IntegerProblem, part: list[int], root: int) -> bool:
-    """Whether the memory of one part of the graph is balanced on every device."""
-    return not any(sum(c for i, _, c in held if part[i] == root) for held in ticks.held)
+    return [
+        root  # whose part takes and gives back as much on every device
+        for root in sorted(set(part))
+        if not any(sum(c for i, _, c in held if part[i] == root) for held in ticks.held)
+    ] or [0]
 
 
 def _add_device_order(model: _PatternModel) -> None:
@@ -373,14 +371,13 @@ def _first_free_offset(
     free = [
         place
         for place in touching | {ready}
-        if not any(_overlap(place, time, begin, end - begin, period) for begin, end in spans)
+        if not any(
+            (begin - place) % period < time or (place - begin) % period < end - begin
+            for begin, end in spans
+        )
     ]
     rated = [(snug and bool(spans) and p not in touching, (p - ready) % period, p) for p in free]
     return min(rated)[2] if rated else None
-
-
-def _overlap(a: int, time_a: int, b: int, time_b: int, period: int) -> bool:
-    return (b - a) % period < time_a or (a - b) % period < time_b
 
 
 def _occupy(ticks: IntegerProblem, taken: Occupied, block: int, offset: int, period: int) -> None:
@@ -474,11 +471,8 @@ def _blocks_without_memory(ticks: IntegerProblem) -> list[int] | None:
         return None
     outside = [b for b in range(len(ticks.time)) if b not in tied[0]]
     is_wide = all(len(ticks.devices[b]) == len(ticks.capacity) for b in outside)
-    return outside if is_wide and not _holds(ticks, outside) else None
-
-
-def _holds(ticks: IntegerProblem, blocks: Sequence[int]) -> bool:
-    return any(i in blocks for held in ticks.held for i, _, _ in held)
+    holds = any(i in outside for held in ticks.held for i, _, _ in held)
+    return outside if is_wide and not holds else None
 
 
 def _reachable_states(
@@ -546,15 +540,12 @@ class _Transitions:
         """Sets of blocks that can start together."""
         busy = frozenset().union(*(self.devices[k] for k, r in enumerate(left) if r))
         out: list[tuple[tuple[int, ...], frozenset[int]]] = [((), busy)]
-        full = [self._full(counts, d) for d in range(len(self.room))]
+        full = [sum(change * counts[k] for k, _, change in rows) for rows in self.held]
         for k in range(len(self.blocks)):
             if self._may(k, counts, left, full):
                 mine = self.devices[k]
                 out += [((*some, k), used | mine) for some, used in out if not used & mine]
         return [some for some, _ in out]
-
-    def _full(self, counts: Sequence[int], device: int) -> int:
-        return sum(change * counts[k] for k, _, change in self.held[device])
 
     def _may(self, k: int, counts: Sequence[int], left: Sequence[int], full: Sequence[int]) -> bool:
         if any(counts[j] - (left[j] > 0) <= counts[k] for j in self.before[k]):

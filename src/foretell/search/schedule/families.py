@@ -80,14 +80,12 @@ Pipeline = list[StageBlocks]
 def pipelines(problem: Problem) -> list[Pipeline]:
     """Every pipeline of a placement; an error where its forward blocks form no lines."""
     follow = _followers(problem)
-    firsts = [
-        i
-        for i in _of_kind(problem, "F")
-        if not any(_is_forward(problem, w.on) for w in problem.after[i])
-    ]
+    forward = [i for i, b in enumerate(problem.blocks) if b.kind == "F"]
+    behind = {w.block for w in problem.waits if problem.blocks[w.on].kind == "F"}
+    firsts = [i for i in forward if i not in behind]
     found = [_pipeline_from(problem, first, follow) for first in firsts]
-    covered = [s.forward for pipe in found for s in pipe]
-    if len(set(covered)) < len(covered) or len(covered) < len(_of_kind(problem, "F")):
+    covered = [s.forward for line in found for s in line]
+    if len(set(covered)) < len(covered) or len(covered) < len(forward):
         raise does_not_fit(problem, "forward blocks branch or join")
     return found
 
@@ -176,7 +174,9 @@ def _pipeline_from(problem: Problem, first: int, follow: list[list[int]]) -> Pip
         devices = problem.blocks[i].devices
         mirrored = bool(back) and problem.blocks[back[0]].devices == devices
         backward = back.pop(0) if mirrored else None
-        stages.append(StageBlocks(devices, i, backward, _weight(problem, backward, follow)))
+        behind = [] if backward is None else follow[backward]
+        weight = next((j for j in behind if problem.blocks[j].kind == "W"), None)
+        stages.append(StageBlocks(devices, i, backward, weight))
     if back:
         raise does_not_fit(problem, "backward does not go back over the devices of forward")
     return stages[::-1]
@@ -193,25 +193,11 @@ def _backwards(problem: Problem, last: int, follow: list[list[int]]) -> list[int
     return line
 
 
-def _weight(problem: Problem, backward: int | None, follow: list[list[int]]) -> int | None:
-    if backward is None:
-        return None
-    return next((i for i in follow[backward] if problem.blocks[i].kind == "W"), None)
-
-
 def _followers(problem: Problem) -> list[list[int]]:
     follow: list[list[int]] = [[] for _ in problem.blocks]
     for wait in problem.waits:
         follow[wait.on].append(wait.block)
     return follow
-
-
-def _of_kind(problem: Problem, kind: str) -> list[int]:
-    return [i for i, b in enumerate(problem.blocks) if b.kind == kind]
-
-
-def _is_forward(problem: Problem, block: int) -> bool:
-    return problem.blocks[block].kind == "F"
 
 
 # The families, by name. Orders that a plan can name come from `foretell.plan.program`.
@@ -224,7 +210,8 @@ def gpipe(problem: Problem, micro_batches: int) -> list[Item]:
     """All forwards, then all backwards."""
     stages = only_pipeline(problem, sharded=True)
     forward = [(s.forward, m) for m in range(micro_batches) for s in stages]
-    return forward + [(b, m) for m in range(micro_batches) for s in stages[::-1] for b in _back(s)]
+    back = [b for s in stages[::-1] for b in (s.backward, s.weight) if b is not None]
+    return forward + [(b, m) for m in range(micro_batches) for b in back]
 
 
 def one_f_one_b_plus(problem: Problem, micro_batches: int) -> list[Item]:
@@ -356,10 +343,6 @@ BASELINES: dict[str, Baseline] = {
     "hanayo": hanayo,
     "dualpipe": dualpipe,
 } | {name: _plan_family(name) for name in FAMILIES if FAMILIES[name].is_split}
-
-
-def _back(stage: StageBlocks) -> list[int]:
-    return [b for b in (stage.backward, stage.weight) if b is not None]
 
 
 def _without_sharded(problem: Problem) -> Problem:
@@ -517,9 +500,14 @@ def two_phase(
     for block, i in enumerate(index):
         parts[0] += [(block, m) for m in range(i)]
         parts[1] += [(block, m) for m in range(i + 1, max(index) + 1)]
-    ends = [
-        _solve_phase(ticks, part, budget) or _sequential_phase(ticks, best, part) for part in parts
-    ]
+    ends = []
+    for part in parts:
+        try:
+            phase = _solve_phase(ticks, part, budget)
+        except KeyboardInterrupt:
+            budget.interrupt()
+            phase = {}
+        ends.append(phase or _sequential_phase(ticks, best, part))
     return TwoPhase(
         PeriodSearch(best, bound), _concatenate_phases(ticks, best, index, ends, micro_batches)
     )
@@ -530,15 +518,20 @@ def _best_repetend(
 ) -> Repetend | None:
     best: Repetend | None = None
     floor = ceil(bound) * ticks.fine
-    for spread in range(1, 1 + min(micro_batches, _most_in_flight(ticks))):
-        for index in _candidates(ticks, spread):
-            if budget.left <= 0 or (best is not None and best.period <= floor):
-                return best
-            high = sum(ticks.time) if best is None else best.period - 1
+    for index in _candidates(ticks, min(micro_batches, _most_in_flight(ticks))):
+        if budget.left <= 0 or (best is not None and best.period <= floor):
+            break
+        high = sum(ticks.time) if best is None else best.period - 1
+        try:
             found = _solve_repetend(ticks, index, floor, high, budget)
-            if found is not None:
-                best = found
-                progress("period", best.period / ticks.fine, float(bound))
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            budget.interrupt()
+            break
+        if found is not None:
+            best = found
+            progress("period", best.period / ticks.fine, float(bound))
     return best
 
 
@@ -552,14 +545,15 @@ def _most_in_flight(ticks: IntegerProblem) -> int:
     return max(1, min([*most, len(ticks.time)] if most else [_SPREAD, len(ticks.time)]))
 
 
-def _candidates(ticks: IntegerProblem, spread: int) -> Iterator[tuple[int, ...]]:
-    """The micro-batch of each block, falling along the line from `spread` - 1 to 0."""
+def _candidates(ticks: IntegerProblem, most: int) -> Iterator[tuple[int, ...]]:
+    """The micro-batch of each block, falling along the line to 0: from 0, 1, … at its first."""
     line = sorted(range(len(ticks.time)), key=lambda i: (ticks.head[i], ticks.devices[i][0], i))
-    for cuts in combinations(range(1, len(line)), spread - 1):
-        index = [0] * len(line)
-        for place, block in enumerate(line):
-            index[block] = sum(cut > place for cut in cuts)
-        yield tuple(index)
+    for spread in range(most):
+        for cuts in combinations(range(1, len(line)), spread):
+            index = [0] * len(line)
+            for place, block in enumerate(line):
+                index[block] = sum(cut > place for cut in cuts)
+            yield tuple(index)
 
 
 def _solve_repetend(

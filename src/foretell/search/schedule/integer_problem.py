@@ -412,6 +412,7 @@ class Budget:
     left: float
     deadline: float = inf
     late: bool = False  # the deadline has cut something short
+    interrupted: bool = False  # Ctrl-C has: nothing is left
     clock: Callable[[], float] = time.monotonic
     whole: "Budget | None" = None  # what it is a part of
 
@@ -432,7 +433,11 @@ class Budget:
         """A part of what is left, of the time too; what it spends the whole has spent."""
         work = 0.0 if self.is_over else self.left * share
         ends = self.deadline - (1 - time_share) * self.seconds if time_share < 1 else self.deadline
-        return Budget(work, ends, False, self.clock, self)
+        return Budget(work, ends, clock=self.clock, whole=self)
+
+    def interrupt(self) -> None:
+        """End the search at what was found so far."""
+        self.left, self.interrupted = 0.0, True
 
     def spend(self, work: float) -> None:
         """Count some work."""

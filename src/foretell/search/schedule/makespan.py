@@ -53,6 +53,7 @@ from foretell.search.schedule.replay import (
     end_time,
     list_schedules,
     longest_idle,
+    order_by_start,
     replay,
     sequential_pattern,
     starts_and_peaks,
@@ -386,7 +387,7 @@ def _solve_whole(best: BestOrder, coarse: IntegerProblem, budget: Budget) -> Non
         coarse, num, floor=floor, most=most, budget=budget, limit=budget.left, hint=hint
     )
     if starts is not None:
-        best.offer(_order_by_start(starts))
+        best.offer(order_by_start(starts))
     if status in ("best", "none") and coarse is best.ticks and coarse.is_faithful:
         best.bound = max(best.bound, _proven_units(best.ticks, best.length, num))
 
@@ -419,11 +420,6 @@ def _solve_around_pattern(
         items = order_of_repetitions(starts, pattern, more)
         each = [(block // size, m * size + block % size) for block, m in items]
         best.offer([(block, m) for block, m in each if m < best.micro_batches])
-
-
-def _order_by_start(starts: Sequence[Sequence[float]]) -> list[Item]:
-    rows = enumerate(starts)
-    return [(b, m) for _, b, m in sorted((s, b, m) for b, row in rows for m, s in enumerate(row))]
 
 
 def _cuts(repetend: Repetend) -> list[tuple[int, PatternCut]]:

@@ -276,6 +276,12 @@ def end_time(starts: Sequence[Sequence[float]], time: Sequence[float]) -> float:
     return max(s + t for row, t in zip(starts, time, strict=True) for s in row)
 
 
+def order_by_start(starts: Sequence[Sequence[float]]) -> list[Item]:
+    """Blocks and micro-batches by when they start."""
+    rows = enumerate(starts)
+    return [(b, m) for _, b, m in sorted((s, b, m) for b, row in rows for m, s in enumerate(row))]
+
+
 def longest_idle(starts: I2, ticks: IntegerProblem) -> float:
     """The longest that a device waits between its first block and its last."""
     waits = [0.0]
