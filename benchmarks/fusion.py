@@ -36,15 +36,15 @@ from foretell.cluster import load as load_cluster
 from foretell.search.fusion.fused_step import Evaluator, bounds
 from foretell.search.fusion.planner import (
     Backtrack,
-    Found,
     FusionPlanner,
-    Run,
+    FusionResult,
+    SearchRun,
+    apply_bundles,
     backtrack,
-    bundled,
+    defer_gradients,
     hill_climb,
-    put_off,
 )
-from foretell.search.fusion.planner import begun as begun_at
+from foretell.search.fusion.planner import begin_backtrack as begun_at
 from foretell.search.fusion.problem import Problem, Wire, from_workload
 from foretell.search.fusion.state import Fusion, fitting_edges, fused, unfused
 from foretell.workload import Workload, load
@@ -160,10 +160,10 @@ def rivals() -> None:
         plain = ours.baselines["inductor, best buckets"]
         equal = hill_climb(_judge(problem), many).step
         as_long = hill_climb(_judge(problem), 10**9, seconds=spent).step
-        paper = Run(_judge(problem), seconds=spent)
+        paper = SearchRun(_judge(problem), seconds=spent)
         papers = backtrack(paper, Backtrack(patience=10**9), begun_at(paper)).step
-        bundles = Run(_judge(problem))
-        bundled(bundles, bundles.see(plain), fitting_edges(problem))
+        bundles = SearchRun(_judge(problem))
+        apply_bundles(bundles, bundles.see(plain), fitting_edges(problem))
         formula = FusionPlanner(learned=False).problem(workload, cluster)
         simple = _judge(problem).score(
             fusion_on(problem, FusionPlanner().search(formula).best.fusion)
@@ -203,9 +203,9 @@ def row(model: str, problem: Problem, batch: int, wanted: float | None) -> dict[
     ours = FusionPlanner(reorder=True, seconds=LIMIT / 2).search(problem)
     halves = sharded(problem, ours)
     spent = time.process_time() - begun
-    paper = Run(Evaluator(problem), seconds=LIMIT)
+    paper = SearchRun(Evaluator(problem), seconds=LIMIT)
     least = backtrack(paper, Backtrack(), begun_at(paper)).step
-    equal = Run(Evaluator(problem), seconds=ours.run.spent)
+    equal = SearchRun(Evaluator(problem), seconds=ours.run.spent)
     as_long = backtrack(equal, Backtrack(patience=10**9), begun_at(equal)).step
     steps, best = [r.step for r in ours.baselines.values()], ours.best.step
     overlaps = ours.bounds.overlap, halves.bounds.overlap
@@ -221,11 +221,11 @@ def row(model: str, problem: Problem, batch: int, wanted: float | None) -> dict[
     ), strict=True))  # fmt: skip
 
 
-def sharded(problem: Problem, ours: Found) -> Found:
+def sharded(problem: Problem, ours: FusionResult) -> FusionResult:
     """The best where parameters are gathered apart: our kernels, weight gradients late or not."""
-    run = Run(Evaluator(problem, sharded=True))
-    put_off(run, run.see(run.judge.score(ours.best.fusion.put_off([]))))
-    return Found(run.best, ours.baselines, bounds(run.judge, run.shortest), run)
+    run = SearchRun(Evaluator(problem, sharded=True))
+    defer_gradients(run, run.see(run.judge.score(ours.best.fusion.put_off([]))))
+    return FusionResult(run.best, ours.baselines, bounds(run.judge, run.shortest), run)
 
 
 def held_by(gain: float, wanted: float | None, gap: float) -> str:
@@ -234,7 +234,7 @@ def held_by(gain: float, wanted: float | None, gap: float) -> str:
     return ", ".join([*ways, *(["overlap"] if gap <= NEAR else [])]) or "**none**"
 
 
-def needed(ours: Found, step: float) -> int:
+def needed(ours: FusionResult, step: float) -> int:
     """After how many evaluations ours was as good, those of the baselines counted."""
     return next((many for many, _, s in ours.run.trace if s <= step), -1)
 

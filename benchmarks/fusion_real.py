@@ -28,7 +28,14 @@ from pathlib import Path
 import numpy as np
 
 from foretell.pytorch.tune.launch import Asked, measure
-from foretell.search.fusion.lanes import DEFAULT, Profile, as_caps, predicted, searched, sized
+from foretell.search.fusion.lanes import (
+    DEFAULT,
+    Profile,
+    as_caps,
+    even_cut,
+    predicted_step,
+    robust_cut,
+)
 from foretell.search.fusion.problem import Wire, measured_wire
 
 SCRIPT = str(Path(__file__).with_name("fusion_real_models.py"))
@@ -63,7 +70,7 @@ class Ways:
 
     def step(self, name: str) -> float:
         """Predicted."""
-        return predicted(self.profile, self.wire, self.cuts[name])
+        return predicted_step(self.profile, self.wire, self.cuts[name])
 
 
 def main() -> None:
@@ -99,8 +106,8 @@ def searched_ways(found: dict[str, object], ranks: int) -> Ways:
     profile = Profile(ready, sizes, found["compute_s"], found["update_s"])
     sent, took = np.array(found["wire"], float).T
     wire = measured_wire(sent, took, ranks)
-    cuts = {"default": sized(profile, DEFAULT[1], DEFAULT[0]), "1 MiB": sized(profile, 1.0)}
-    cuts |= {"100 MiB": sized(profile, 100.0), "one": [0], "searched": searched(profile, wire)}
+    cuts = {"default": even_cut(profile, DEFAULT[1], DEFAULT[0]), "1 MiB": even_cut(profile, 1.0)}
+    cuts |= {"100 MiB": even_cut(profile, 100.0), "one": [0], "searched": robust_cut(profile, wire)}
     return Ways(cuts, profile, wire)
 
 

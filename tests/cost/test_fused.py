@@ -229,7 +229,7 @@ def test_constants_of_every_sort_ship():
     calibrate = pytest.importorskip("foretell_lab.fused.calibrate")
     host_fit = pytest.importorskip("foretell_lab.fused.host_fit")
     for kind in ("gpu", "kernel", "cpu"):
-        found = fused.shipped()[kind]
+        found = fused.constants_by_sort()[kind]
         names = host_fit.GUESS if kind == "cpu" else calibrate.GUESS
         assert set(found["constants"]) == set(names)
         assert found["sigma"]["seen"] > 0

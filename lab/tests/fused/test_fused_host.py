@@ -93,7 +93,7 @@ def test_a_model_gets_a_part_of_its_batch():
 def test_the_formula_on_tensors_is_the_formula():
     data = fused_data.shipped("cpu")
     some, core = data.regions.take(range(60)), one_core()
-    c, weights = fused.shipped()["cpu"]["constants"], fused.weights("cpu")
+    c, weights = fused.constants_by_sort()["cpu"]["constants"], fused.weights("cpu")
     values = torch.log(torch.tensor([c[name] for name in host_fit.GUESS], dtype=torch.float64))
     work = torch.tensor(host_fit.places_by_op(some) @ weights)
     walk = torch.tensor(nested(some, weights).region)

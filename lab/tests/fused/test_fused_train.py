@@ -81,7 +81,7 @@ def test_families_are_left_out_whole():
 
 
 def test_the_formula_on_tensors_is_the_formula(measured):
-    c = fused.shipped()["gpu"]["constants"]
+    c = fused.constants_by_sort()["gpu"]["constants"]
     values = torch.log(torch.tensor([c[name] for name in calibrate.GUESS], dtype=torch.float64))
     walk = walked(measured.regions, 132.0, fused.weights("gpu"))
     counts = calibrate.places_by_op(measured.regions, H200)

@@ -133,7 +133,7 @@ def fused_price(
     regions: Regions, device: Device, *, learned: bool = True, tuning: Tuning | None = None
 ) -> Price:
     """Seconds and spread of each region on a device; `tuning` counts for its own device alone."""
-    tuning = tuning or named()
+    tuning = tuning or tuning_of_environment()
     seconds, sigma = np.zeros((2, len(regions)))
     for rows in _batches(regions.is_written):
         part = regions.take(rows)
@@ -156,7 +156,7 @@ def fused_price(
             took = took if members else price.seconds[which]
             product = given.parts["product"][which]
             took = np.where(made.library & (product > 0), product, took)  # a library's own time
-            price = _summed(made.of, took, price.sigma[which], len(part))
+            price = _sum_kernels(made.of, took, price.sigma[which], len(part))
             price = price if members else Price(price.seconds, np.full(len(part), spread))
         if tuning is not None and tuning.device == device.name:
             factors = np.array([tuning.factors[k] for k in TUNED_KINDS])
@@ -174,12 +174,12 @@ def _batches(written: Flags) -> Iterator[Whole]:
 
 
 def _formula_sigma(device: Device, sort: str) -> float:
-    found = shipped()[sort]["sigma"]
+    found = constants_by_sort()[sort]["sigma"]
     fitted = device.name == found["fitted_on"]
     return float(found["seen"] if fitted else portable.hypot(found["seen"], _ELSEWHERE))
 
 
-def _summed(of: Whole, seconds: Array, sigma: Array, count: int) -> Price:
+def _sum_kernels(of: Whole, seconds: Array, sigma: Array, count: int) -> Price:
     """Prices of regions from those of their kernels."""
     total = np.asarray(np.bincount(of, seconds, count), float)
     square = np.bincount(of, (seconds * sigma) ** 2, count)
@@ -230,7 +230,7 @@ def load(path: Path) -> Tuning:
         ) from None
 
 
-def named() -> Tuning | None:
+def tuning_of_environment() -> Tuning | None:
     """The tuning that the environment names."""
     path = os.environ.get(VARIABLE)
     return load(Path(path)) if path else None
@@ -240,7 +240,7 @@ def named() -> Tuning | None:
 
 
 @cache
-def shipped() -> dict[str, dict[str, Any]]:
+def constants_by_sort() -> dict[str, dict[str, Any]]:
     """Constants and spreads by sort: `gpu`, `kernel` (as the compiler wrote it) and `cpu`."""
     tables = files("foretell.cost").joinpath("tables")
     gpu, cpu = (tables.joinpath(n).read_text("utf-8") for n in ("fused.toml", "fused_host.toml"))
@@ -250,7 +250,7 @@ def shipped() -> dict[str, dict[str, Any]]:
 @cache
 def weights(sort: str) -> Array:
     """Elementary operations of one place by op: fitted where measured often, else guessed."""
-    fitted, guesses = shipped()[sort]["weights"], HOST_WEIGHT if sort == "cpu" else WEIGHT
+    fitted, guesses = constants_by_sort()[sort]["weights"], HOST_WEIGHT if sort == "cpu" else WEIGHT
     return np.array([fitted.get(word, guess) for word, guess in zip(WORDS, guesses, strict=True)])
 
 
@@ -284,14 +284,14 @@ class Formula(NamedTuple):
 def formula_of(device: Device, regions: Regions) -> Formula:
     """The formula's answer for kernels, or for a CPU's regions."""
     sort = sort_of(device, regions)
-    c, by_op = shipped()[sort]["constants"], weights(sort)
+    c, by_op = constants_by_sort()[sort]["constants"], weights(sort)
     if sort == "cpu":
         walk = nested(regions, by_op)
         parts = host_terms(device, dict(zip(NESTED, walk.region.T, strict=True)), c)
     else:
         walk = walked(regions, float(device.units), by_op)
         parts = terms(device, dict(zip(WALKED, walk.region.T, strict=True)), c)
-    return Formula(walk, parts, together(parts, c, sort == "cpu"))
+    return Formula(walk, parts, total_seconds(parts, c, sort == "cpu"))
 
 
 def terms(device: Device, w: Mapping[str, Array], c: Constants) -> dict[str, Array]:
@@ -354,7 +354,7 @@ def host_terms(device: Device, w: Mapping[str, Any], c: Constants) -> dict[str, 
     }
 
 
-def together(parts: Mapping[str, Any], c: Constants, is_host: bool) -> Any:
+def total_seconds(parts: Mapping[str, Any], c: Constants, is_host: bool) -> Any:
     """Seconds from the terms; a CPU's long reductions are part of what it computes."""
     power = portable.power if isinstance(parts["memory"], np.ndarray) else pow
     busy = [parts["memory"], parts["compute"], parts["lone"]]
@@ -628,7 +628,7 @@ def answer(weights: Weights, regions: Regions, given: Features) -> tuple[Floats,
     edge, first = given.edge.astype(np.float32), regions.first
     h = _layer(weights, "enter", np.concatenate([weights["op"][given.op], node], axis=1))
     for layer in range(sum(n.startswith("join") and n.endswith("weight") for n in weights)):
-        h = h + _layer(weights, f"join{layer}", _heard(weights, layer, h, edge, regions))
+        h = h + _layer(weights, f"join{layer}", _messages(weights, layer, h, edge, regions))
     total = np.add.reduceat(h, first[:-1], axis=0)  # pooled: sum (in tens), mean and largest
     many = np.diff(first)[:, None].astype(np.float32)
     most = np.maximum.reduceat(h, first[:-1], axis=0)
@@ -643,7 +643,7 @@ def _layer(weights: Weights, name: str, x: Floats) -> Floats:
     return np.maximum(dense(x, weights[f"{name}.weight"], weights[f"{name}.bias"]), 0)
 
 
-def _heard(weights: Weights, layer: int, h: Floats, edge: Floats, regions: Regions) -> Floats:
+def _messages(weights: Weights, layer: int, h: Floats, edge: Floats, regions: Regions) -> Floats:
     """What each node is and hears from its neighbours on both sides."""
     edges = dense(edge, weights[f"edge{layer}.weight"])
     parts = [h]

@@ -65,8 +65,8 @@ from foretell.cost.fused_regions import (
     Regions,
     codes_of,
     columns_of,
+    hand_writes_to_bases,
     live,
-    settle,
 )  # fmt: skip
 
 _LEAST = 10.0  # bytes in common worth a join (`score_fusion_memory_threshold`)
@@ -78,7 +78,7 @@ _MIXED, _MIXED_ROWS, _MIXED_RATIO, _MIXED_COLUMNS = 5.0 * 2**20, 4096, 2, 16384
 
 
 @compiled
-def joined(k, elements, size, low):  # type: ignore[no-untyped-def]
+def fuse_nests(k, elements, size, low):  # type: ignore[no-untyped-def]
     """The group of each nest: the number of its first nest."""
     count = k.used[0]
     group = np.arange(count)
@@ -88,13 +88,13 @@ def joined(k, elements, size, low):  # type: ignore[no-untyped-def]
     for a in range(count):
         for b in range(a + 1, count):
             score[a, b] = _score(k, group, elements, size, low, shared, a, b)
-    while _join_best(k, group, score, elements, size, low, shared):
+    while _fuse_best_pair(k, group, score, elements, size, low, shared):
         pass
     return group
 
 
 @compiled
-def _join_best(k, group, score, elements, size, low, shared):  # type: ignore[no-untyped-def]
+def _fuse_best_pair(k, group, score, elements, size, low, shared):  # type: ignore[no-untyped-def]
     """Join the two groups that gain most; whether there were any."""
     count = len(group)
     left = score.copy()
@@ -105,7 +105,7 @@ def _join_best(k, group, score, elements, size, low, shared):  # type: ignore[no
         a, b = int(at) // count, int(at) % count
         if left[a, b] <= 0:
             return False
-        if not (_between(k, group, a, b) or _between(k, group, b, a)):
+        if not (_path_outside(k, group, a, b) or _path_outside(k, group, b, a)):
             break
         left[a, b] = 0.0
     for x in range(count):
@@ -128,7 +128,7 @@ def _score(k, group, elements, size, low, shared, a, b):  # type: ignore[no-unty
     """
     n1, r1, how1 = extent(k, group, a)
     n2, r2, how2 = extent(k, group, b)
-    if not _fit(k, group, a, b, n1, r1, how1, n2, r2, how2):
+    if not _loops_fit(k, group, a, b, n1, r1, how1, n2, r2, how2):
         return 0.0
     n, r = (n1, r1) if how1 != POINT else (n2, r2) if how2 != POINT else (-1.0, 1.0)
     most, uses, nodes = 0.0, False, k.ops.shape[1]
@@ -139,7 +139,7 @@ def _score(k, group, elements, size, low, shared, a, b):  # type: ignore[no-unty
                     if not (_in_time(k, x, y, n, r) and _in_time(k, y, x, n, r)):
                         return 0.0
                     if shared[x, y] < 0:
-                        shared[x, y] = _common(k, elements, size, low, x, y)
+                        shared[x, y] = _shared_bytes(k, elements, size, low, x, y)
                     most = max(most, shared[x, y])
                     uses |= k.reads[y, nodes + x] > 0 or k.reads[x, nodes + y] > 0
     if most < _LEAST and not uses:
@@ -165,7 +165,7 @@ def extent(k, group, a):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _fit(k, group, a, b, n1, r1, how1, n2, r2, how2):  # type: ignore[no-untyped-def]
+def _loops_fit(k, group, a, b, n1, r1, how1, n2, r2, how2):  # type: ignore[no-untyped-def]
     """Whether the loops of two groups can be one."""
     if n1 < 0 or n2 < 0:
         return False
@@ -224,28 +224,28 @@ def _mixes(k, group, a, b, n, r, how):  # type: ignore[no-untyped-def]
 def _in_time(k, x, y, n, r):  # type: ignore[no-untyped-def]
     """Whether nest y reads of nest x, if anything, what a common loop has made by then."""
     code = k.reads[y, k.ops.shape[1] + x]
-    return code <= 0 or _meets(k, x, y, code, n, r)
+    return code <= 0 or _reads_just_made(k, x, y, code, n, r)
 
 
 @compiled
-def _common(k, elements, size, low, x, y):  # type: ignore[no-untyped-def]
+def _shared_bytes(k, elements, size, low, x, y):  # type: ignore[no-untyped-def]
     """Bytes of the largest tensor two nests share."""
     nodes, most = k.ops.shape[1], 0.0
-    apart = _apart(k, x, y)
+    apart = _shapes_differ(k, x, y)
     for b in range(nodes):
-        if k.reads[x, b] > 0 and _alike(k.reads[x, b], k.reads[y, b]) and not apart:
+        if k.reads[x, b] > 0 and _same_access(k.reads[x, b], k.reads[y, b]) and not apart:
             most = max(most, elements[low + b] * size[low + b])
     for z in range(k.used[0]):
         b = nodes + z
         one = ALIGNED if z == x else k.reads[x, b]
         other = ALIGNED if z == y else k.reads[y, b]
-        if one > 0 and other > 0 and (z in (x, y) or _alike(one, other)):
+        if one > 0 and other > 0 and (z in (x, y) or _same_access(one, other)):
             most = max(most, k.n[z] * 4.0)
     return most
 
 
 @compiled
-def _apart(k, x, y):  # type: ignore[no-untyped-def]
+def _shapes_differ(k, x, y):  # type: ignore[no-untyped-def]
     """Whether the loops of two nests have shapes of which none can be turned into the other."""
     if k.shape[x] == k.shape[y]:
         return False
@@ -257,20 +257,20 @@ def _apart(k, x, y):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _alike(one, other):  # type: ignore[no-untyped-def]
+def _same_access(one, other):  # type: ignore[no-untyped-def]
     """Whether two ways to read a tensor are the same."""
     return one == other or (turns(one) and turns(other))
 
 
 @compiled
-def _meets(k, x, y, code, n, r):  # type: ignore[no-untyped-def]
+def _reads_just_made(k, x, y, code, n, r):  # type: ignore[no-untyped-def]
     """Whether nest y reads of nest x what their common loop, of n rows of r, has just made."""
     places = k.n[y] * k.r[y]
     if k.how[x] == POINT:
         if code in (ALIGNED, TURNED, SWAPPED):
             even = k.even[y] and k.n[y] == n and k.r[y] == r
             whole = k.how[y] == POINT or k.part[y] != PARTIAL or even
-            return k.n[x] == places and whole and not _apart(k, x, y)
+            return k.n[x] == places and whole and not _shapes_differ(k, x, y)
         follows = k.reads[x, k.ops.shape[1] :].any()
         return code == SPREAD and k.n[x] == n and places == n * r and follows
     if code == ALIGNED and k.n[x] == places:
@@ -280,7 +280,7 @@ def _meets(k, x, y, code, n, r):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _between(k, group, a, b):  # type: ignore[no-untyped-def]
+def _path_outside(k, group, a, b):  # type: ignore[no-untyped-def]
     """Whether something outside reads group a and group b reads that."""
     count, nodes = len(group), k.ops.shape[1]
     after = np.zeros(count, np.bool_)
@@ -318,17 +318,17 @@ def ordered(k, group, size, low):  # type: ignore[no-untyped-def]
     count = len(p.first)
     if count < 2:
         return p.first
-    plain = _after_needs(p, np.arange(count).astype(np.float64))
+    plain = _order_by_rank(p, np.arange(count).astype(np.float64))
     p = _renumbered(p, plain)
     best = np.arange(count)
     least = _peak(p, best)
     for way in range(3):
         if way == 0:
-            order = _sparing(p)
+            order = _order_by_least_memory(p)
         elif way == 1:
-            order = _soonest(p)
+            order = _order_breadth_first(p)
         else:
-            order = _after_needs(p, p.made + p.reads.astype(np.float64) @ p.size)
+            order = _order_by_rank(p, p.made + p.reads.astype(np.float64) @ p.size)
         peak = _peak(p, order)
         if peak < least:
             best, least = order, peak
@@ -369,7 +369,7 @@ def _renumbered(p, order):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _after_needs(p, rank):  # type: ignore[no-untyped-def]
+def _order_by_rank(p, rank):  # type: ignore[no-untyped-def]
     """Kernels by rank, each after what it needs, that by rank too."""
     count = len(p.first)
     order, done, used = np.zeros(count, np.int64), np.zeros(count, np.bool_), 0
@@ -417,7 +417,7 @@ def _peak(p, order):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _sparing(p):  # type: ignore[no-untyped-def]
+def _order_by_least_memory(p):  # type: ignore[no-untyped-def]
     """The kernel next that adds least, where it raises the peak least (`topological_sort_lpmf`)."""
     count = len(p.first)
     order, done = np.zeros(count, np.int64), np.zeros(count, np.bool_)
@@ -459,7 +459,7 @@ def _ready(p, g, done):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _soonest(p):  # type: ignore[no-untyped-def]
+def _order_breadth_first(p):  # type: ignore[no-untyped-def]
     """The kernel next whose needs were met first (`topological_sort_bfs`)."""
     count = len(p.first)
     place = np.full(count, -1)
@@ -480,7 +480,7 @@ def _sooner(p, a, b, place):  # type: ignore[no-untyped-def]
     for step in range(len(place)):
         mine, theirs = _needs_at(p, a, place, step), _needs_at(p, b, place, step)
         if mine != theirs:
-            return _goes_on(p, b, place, step) if mine else not _goes_on(p, a, place, step)
+            return _needs_after(p, b, place, step) if mine else not _needs_after(p, a, place, step)
     return False
 
 
@@ -493,7 +493,7 @@ def _needs_at(p, g, place, step):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _goes_on(p, g, place, step):  # type: ignore[no-untyped-def]
+def _needs_after(p, g, place, step):  # type: ignore[no-untyped-def]
     """Whether a kernel needs anything that came after a step."""
     for x in range(len(p.maker)):
         if p.reads[g, x] and place[p.maker[x]] > step:
@@ -508,7 +508,7 @@ _COUNTED, _BYTE = 6.5e-6, 3.3e-13
 
 
 @compiled
-def finished(k, group, g, units):  # type: ignore[no-untyped-def]
+def column_sum_seconds(k, group, g, units):  # type: ignore[no-untyped-def]
     """Seconds of a sum of columns that rows were summed beside: torch finishes it; 0 for others.
 
     And whether a kernel before it sets the numbers to zero by which its blocks count themselves.
@@ -587,7 +587,7 @@ def write_down(o, low, nodes, k, v, group, g, touched, made):  # type: ignore[no
         if part:
             last = _op(o, low, k, v, group, x, own, ops, inside, touched, made, True)
         inside[nodes + x] = last
-        made.numbers[last, 4] += _left(o, low, k, group, x)
+        made.numbers[last, 4] += _bytes_left(o, low, k, group, x)
     _touch(o, low, nodes, k, group, g, inside, touched, made)
 
 
@@ -600,7 +600,7 @@ def _touch(o, low, nodes, k, group, g, inside, touched, made):  # type: ignore[n
             continue
         x = b - nodes
         own = x >= 0 and group[x] == g
-        if own and _left(o, low, k, group, x) == 0:
+        if own and _bytes_left(o, low, k, group, x) == 0:
             continue
         size = o.size[low + b] if x < 0 else width(k, x, o.size, low)
         moved = k.n[x] if own else made.numbers[inside[b], 0]
@@ -620,7 +620,7 @@ def _since(touched, b):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _left(o, low, k, group, x):  # type: ignore[no-untyped-def]
+def _bytes_left(o, low, k, group, x):  # type: ignore[no-untyped-def]
     """Bytes a nest leaves for what comes after its kernel."""
     if k.leaves[x] > 0:
         return k.leaves[x]
@@ -753,7 +753,7 @@ def lowered(regions: Regions, units: float) -> Lowered:
         o = columns_of(regions)
         made = _empty(room * (len(regions.op) + 64), room * (len(regions.source) + 128))
         if _lower(o, regions.first, units, made):
-            return _found(made)
+            return _as_regions(made)
         room *= 2
 
 
@@ -766,7 +766,7 @@ def _empty(nodes: int, edges: int) -> KernelColumns:
     )  # fmt: skip
 
 
-def _found(made: KernelColumns) -> Lowered:
+def _as_regions(made: KernelColumns) -> Lowered:
     kernels, nodes, edges = made.used.tolist()
     elements, looped, inner, last, writes, flops, seconds, since = made.numbers[:nodes].T.copy()
     source, target, pattern = made.edges[:edges].T.copy()
@@ -783,10 +783,10 @@ def _lower(o: Ops, first: I1, units: float, made: KernelColumns) -> bool:
     """Write down the kernels of all regions; False where there is too little room."""
     for r in range(len(first) - 1):
         low, high = first[r], first[r + 1]
-        settle(o, low, high)
+        hand_writes_to_bases(o, low, high)
         alive = live(o, low, high)
         k, v = nests(o, low, high, alive, units)
-        group = joined(k, o.elements, o.size, low)
+        group = fuse_nests(k, o.elements, o.size, low)
         count, edges = k.used[0], o.start[high] - o.start[low]
         touched = touched_before(o, low, high, count)
         for g in ordered(k, group, o.size, low):
@@ -794,7 +794,7 @@ def _lower(o: Ops, first: I1, units: float, made: KernelColumns) -> bool:
                 return False
             if made.used[2] + 4 * (edges + 2 * count) + count * count > len(made.edges):
                 return False
-            known, counted = finished(k, group, g, units)
+            known, counted = column_sum_seconds(k, group, g, units)
             n = low + k.node[g]
             if counted:
                 _small(made, r, _ZEROS, o.dtype[n])

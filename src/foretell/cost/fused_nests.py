@@ -114,7 +114,7 @@ def turns(code):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def look(o, n, low, v):  # type: ignore[no-untyped-def]
+def view_value(o, n, low, v):  # type: ignore[no-untyped-def]
     """A view: the same value, read another way."""
     i = n - low
     if o.start[n] == o.start[n + 1]:
@@ -146,7 +146,7 @@ def look(o, n, low, v):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _coded(code, pattern, own):  # type: ignore[no-untyped-def]
+def _composed_access(code, pattern, own):  # type: ignore[no-untyped-def]
     """How something is read through one more op."""
     if own > 0:
         return own
@@ -158,17 +158,17 @@ def _coded(code, pattern, own):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def take(v, s, pattern, own, reads, ops):  # type: ignore[no-untyped-def]
+def add_reads(v, s, pattern, own, reads, ops):  # type: ignore[no-untyped-def]
     """Read a value: from memory, or by computing it here too; `own` is the reader's code if any."""
     if v.held[s] >= 0:
-        c = _coded(v.access[s], pattern, own)
+        c = _composed_access(v.access[s], pattern, own)
         b = v.held[s]
         reads[b] = c if reads[b] == 0 else min(reads[b], c)
         return
     for b in range(len(reads)):
         c = v.reads[s, b]
         if c > 0:
-            c = _coded(c, pattern, own)
+            c = _composed_access(c, pattern, own)
             reads[b] = c if reads[b] == 0 else min(reads[b], c)
     for j in range(len(ops)):
         ops[j] |= v.ops[s, j]
@@ -194,7 +194,7 @@ def inline(o, n, low, k, v):  # type: ignore[no-untyped-def]
             v.shaped[i] = max(v.shaped[i], v.shaped[s])
         mine = ODD + PLACED + e - first if o.kind[n] == CAT else own
         mine = ODD + _PART + i if PARTS[o.op[s + low]] else mine
-        take(v, s, o.pattern[e], mine, v.reads[i], v.ops[i])
+        add_reads(v, s, o.pattern[e], mine, v.reads[i], v.ops[i])
     v.ops[i, i] = True
 
 
@@ -209,7 +209,7 @@ def _large(o, low, k, reads):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def many(row):  # type: ignore[no-untyped-def]
+def count_reads(row):  # type: ignore[no-untyped-def]
     count = 0
     for code in row:
         count += code > 0
@@ -230,7 +230,7 @@ def leaves_whole(o, n):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def new(k, node, how, part, n, r):  # type: ignore[no-untyped-def]
+def new_nest(k, node, how, part, n, r):  # type: ignore[no-untyped-def]
     """A new nest; its number."""
     at = k.used[0]
     k.used[0] += 1
@@ -245,17 +245,17 @@ def new(k, node, how, part, n, r):  # type: ignore[no-untyped-def]
 def realize(o, n, low, k, v, part):  # type: ignore[no-untyped-def]
     """A nest that leaves a value in memory; one that reads nothing is recomputed elsewhere."""
     i = n - low
-    at = new(k, i, POINT, part, o.elements[n], 1.0)
+    at = new_nest(k, i, POINT, part, o.elements[n], 1.0)
     whole = o.elements[n] * o.size[n] if o.kind[n] == POINTWISE and o.writes[n] > 0 else 0.0
     k.leaves[at], k.shape[at] = max(o.writes[n], whole), v.shaped[i]
     k.reads[at, :] = v.reads[i, :]
     k.ops[at, :] |= v.ops[i, :]
-    if many(k.reads[at]) > 0 or part == LIBRARY or o.kind[n] == RANDOM:
-        hold(v, i, at)
+    if count_reads(k.reads[at]) > 0 or part == LIBRARY or o.kind[n] == RANDOM:
+        read_from_nest(v, i, at)
 
 
 @compiled
-def hold(v, i, at):  # type: ignore[no-untyped-def]
+def read_from_nest(v, i, at):  # type: ignore[no-untyped-def]
     """From now on a value is read where a nest has left it."""
     v.held[i] = len(v.held) + at
     v.access[i] = ALIGNED
@@ -293,7 +293,7 @@ def expand(o, n, low, k, v):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def settle_value(o, n, low, k, v, users):  # type: ignore[no-untyped-def]
+def realize_if_reused(o, n, low, k, v, users):  # type: ignore[no-untyped-def]
     """Give a value memory of its own where it leaves or is too much to recompute."""
     i = n - low
     if v.held[i] >= 0:
@@ -318,7 +318,7 @@ def settle_value(o, n, low, k, v, users):  # type: ignore[no-untyped-def]
 @compiled
 def _loads(o, low, k, reads):  # type: ignore[no-untyped-def]
     """Tensors read; of a norm's sums there are two: middle and spread, or largest and sum."""
-    nodes, count = k.ops.shape[1], many(reads)
+    nodes, count = k.ops.shape[1], count_reads(reads)
     for y in range(k.used[0]):
         if k.how[y] != POINT and reads[nodes + y] > 0:
             op = o.op[low + k.node[y]]
@@ -374,7 +374,7 @@ def _way(o, low, k, places, how, reads):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def summed(o, low, i, k, n, r, how, units, reads, ops, shape):  # type: ignore[no-untyped-def]
+def add_reduction(o, low, i, k, n, r, how, units, reads, ops, shape):  # type: ignore[no-untyped-def]
     """The nests of one reduction of what a view gave its shape; the number of the last."""
     op = o.op[low + i]
     if not GROUPS[op]:
@@ -385,16 +385,18 @@ def summed(o, low, i, k, n, r, how, units, reads, ops, shape):  # type: ignore[n
     if cut > 1:
         flat = along and _flat(o, low, i, k, n, how, reads)
         within = splits(results, rest, flat, units)
-    at = new(k, i, how, PARTIAL if cut > 1 else REDUCE, results * within, np.ceil(rest / within))
+    at = new_nest(
+        k, i, how, PARTIAL if cut > 1 else REDUCE, results * within, np.ceil(rest / within)
+    )
     k.base[at], k.shape[at] = n, shape
     k.even[at] = cut > 1 and _even_parts(o, low, i, k, at, how, n, r)
     k.reads[at, :] = reads
     k.ops[at, :] |= ops
     if within > 1:
-        at = finish(k, i, how, results, float(within), at)
+        at = add_final_sum(k, i, how, results, float(within), at)
     while cut > 1:
         again = splits(n, float(cut), along, units) if WELFORD[op] and within == 1 else 1
-        at = finish(k, i, how, n * again, np.ceil(cut / again), at)
+        at = add_final_sum(k, i, how, n * again, np.ceil(cut / again), at)
         cut = again
     return at
 
@@ -422,9 +424,9 @@ def _even_parts(o, low, i, k, at, how, n, r):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def finish(k, i, how, n, r, before):  # type: ignore[no-untyped-def]
+def add_final_sum(k, i, how, n, r, before):  # type: ignore[no-untyped-def]
     """A nest that sums what another has left."""
-    at = new(k, i, how, FINISH, n, r)
+    at = new_nest(k, i, how, FINISH, n, r)
     k.reads[at, k.ops.shape[1] + before] = ALIGNED
     return at
 
@@ -471,10 +473,10 @@ def reduce(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
     few = o.inner[n] < _UNROLLED and o.inner[n] > 1
     for e in range(o.start[n], o.start[n + 1]):
         pattern = o.pattern[e] if o.elements[o.source[e]] < o.looped[n] and not few else 0
-        take(v, o.source[e] - low, pattern, ODD + i if few else 0, v.reads[i], v.ops[i])
+        add_reads(v, o.source[e] - low, pattern, ODD + i if few else 0, v.reads[i], v.ops[i])
     v.ops[i, i] = True
     if few:
-        settle_value(o, n, low, k, v, users)
+        realize_if_reused(o, n, low, k, v, users)
         return
     how = COLS if _outer(o, n) else ROWS
     rows = o.looped[n] / max(o.inner[n], 1.0)
@@ -482,17 +484,17 @@ def reduce(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
     at: int
     like = _like(o, n, low, k, v) if o.looped[n] == o.inner[n] else -1
     if like >= 0 and splits(1.0, o.inner[n], True, units) > 1:
-        first = new(k, i, ROWS, PARTIAL, k.n[like], k.r[like])
+        first = new_nest(k, i, ROWS, PARTIAL, k.n[like], k.r[like])
         # of channels no other loop has the order
         batch = BATCH[o.op[low + k.node[like]]]
         k.even[first] = not batch
         k.shape[first], k.reads[first, :] = GROUPED + i if batch else k.shape[like], v.reads[i]
         k.ops[first, :] |= v.ops[i]
-        at = finish(k, i, ROWS, 1.0, k.n[like], first)
+        at = add_final_sum(k, i, ROWS, 1.0, k.n[like], first)
     else:
-        at = summed(o, low, i, k, rows, o.inner[n], how, units, v.reads[i], v.ops[i], shape)
+        at = add_reduction(o, low, i, k, rows, o.inner[n], how, units, v.reads[i], v.ops[i], shape)
     k.leaves[at] = o.writes[n]
-    hold(v, i, at)
+    read_from_nest(v, i, at)
 
 
 @compiled
@@ -525,16 +527,18 @@ def loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
     for e in range(first, o.start[n + 1]):
         if e == first and o.writes[n] == 0:
             continue  # nothing asks for the loss: only how many labels count is found
-        take(v, o.source[e] - low, 0, ODD + i if e == first else 0, v.reads[i], v.ops[i])
+        add_reads(v, o.source[e] - low, 0, ODD + i if e == first else 0, v.reads[i], v.ops[i])
         rows = o.elements[o.source[e]] if e == first + 1 else rows
     few = rows < _UNROLLED
     if few and o.writes[n] == 0 and not (v.reads[i] > 0).any():
         return  # of labels that are all the same
-    at = new(k, i, POINT if few else ROWS, PARTIAL if few else REDUCE, 1.0, 1.0 if few else rows)
+    at = new_nest(
+        k, i, POINT if few else ROWS, PARTIAL if few else REDUCE, 1.0, 1.0 if few else rows
+    )
     k.reads[at, :] = v.reads[i, :]
     k.ops[at, :] |= v.ops[i, :]
     k.leaves[at] = o.writes[n]
-    hold(v, i, at)
+    read_from_nest(v, i, at)
 
 
 @compiled
@@ -543,10 +547,10 @@ def scatter_loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
     i, nodes = n - low, len(v.held)
     if o.start[n + 1] - o.start[n] < 3:
         return  # its labels are not given
-    at = new(k, i, POINT, FILL, o.elements[n], 1.0)
+    at = new_nest(k, i, POINT, FILL, o.elements[n], 1.0)
     index = o.source[o.start[n] + 2] - low
-    more = new(k, i, POINT, PARTIAL, o.elements[index + low], 1.0)
-    take(v, index, 0, 0, k.reads[more], k.ops[more])
+    more = new_nest(k, i, POINT, PARTIAL, o.elements[index + low], 1.0)
+    add_reads(v, index, 0, 0, k.reads[more], k.ops[more])
     k.reads[more, nodes + at] = ODD + i
     v.reads[i, nodes + more] = ALIGNED
 
@@ -570,12 +574,12 @@ def norm(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
         if o.inner[n] < _UNROLLED and rows > 1:
             _unrolled(o, n, low, k, v, rows, reads, ops)
             continue
-        at = summed(o, low, i, k, rows, o.inner[n], how, units, reads, ops, shape)
+        at = add_reduction(o, low, i, k, rows, o.inner[n], how, units, reads, ops, shape)
         v.reads[i, nodes + at] = ODD + i if apart else SPREAD
         v.small[i] = nodes + at
         if SOFT[op] and k.part[at] == FINISH:  # the largest first, then the sum
             reads[nodes + at] = SPREAD
-            at = summed(o, low, i, k, rows, o.inner[n], how, units, reads, ops, shape)
+            at = add_reduction(o, low, i, k, rows, o.inner[n], how, units, reads, ops, shape)
             v.reads[i, nodes + at] = SPREAD
     if LAYER_BACK[op]:
         _columns(o, n, low, k, v, units)
@@ -591,7 +595,7 @@ def _unrolled(o, n, low, k, v, rows, reads, ops):  # type: ignore[no-untyped-def
         reads[b] = ODD + i if reads[b] > 0 else 0
     if whole * o.inner[n] <= READS:
         return
-    at = new(k, i, POINT, PARTIAL, rows, 1.0)
+    at = new_nest(k, i, POINT, PARTIAL, rows, 1.0)
     k.reads[at, :] = reads
     k.ops[at, :] |= ops
     v.reads[i, len(v.held) + at] = SPREAD
@@ -617,7 +621,7 @@ def _shape_of(o, n, low, v):  # type: ignore[no-untyped-def]
 @compiled
 def _take_some(o, n, low, v, last, reads, ops):  # type: ignore[no-untyped-def]
     for e in range(o.start[n], min(last, o.start[n + 1])):
-        take(v, o.source[e] - low, o.pattern[e], 0, reads, ops)
+        add_reads(v, o.source[e] - low, o.pattern[e], 0, reads, ops)
 
 
 @compiled
@@ -632,7 +636,7 @@ def _columns(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
         reads, ops = np.zeros(k.reads.shape[1], np.int16), np.zeros(len(v.held), np.bool_)
         _take_some(o, n, low, v, first + (1 if m == 1 or sums == 1 else 4), reads, ops)
         shape = _shape_of(o, n, low, v)
-        at = summed(o, low, i, k, o.inner[n], rows, COLS, units, reads, ops, shape)
+        at = add_reduction(o, low, i, k, o.inner[n], rows, COLS, units, reads, ops, shape)
         k.leaves[at] = each
         v.small[i] = len(v.held) + at
 
@@ -651,17 +655,17 @@ def groups_back(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
         reads, ops = np.zeros(size, np.int16), np.zeros(nodes, np.bool_)
         _take_some(o, n, low, v, o.start[n] + 2 - m, reads, ops)
         results, shape = images * channels, GROUPED + i if channels > 32 else -1
-        made[m] = nodes + summed(o, low, i, k, results, area, how, units, reads, ops, shape)
+        made[m] = nodes + add_reduction(o, low, i, k, results, area, how, units, reads, ops, shape)
     for m in range(2):  # of groups of one channel nothing is left to sum
-        at = new(k, i, POINT, PARTIAL, images * 32, 1.0)
+        at = new_nest(k, i, POINT, PARTIAL, images * 32, 1.0)
         if channels > 32:
             k.how[at], k.part[at], k.r[at] = ROWS, REDUCE, channels / 32
-        take(v, o.source[o.start[n + 1] - 1] - low, 1, 0, k.reads[at], k.ops[at])
+        add_reads(v, o.source[o.start[n + 1] - 1] - low, 1, 0, k.reads[at], k.ops[at])
         k.reads[at, made[m]] = ODD + i if channels > 32 else ALIGNED
         v.reads[i, nodes + at] = ODD + i if channels > 32 else SPREAD
     v.ops[i, i] = True
     if channels > 64 and _work(o, n, low, v) > _LIGHT:  # of pairs of channels less is read
-        _half(o, n, low, k, v)
+        _store_gradient(o, n, low, k, v)
     if o.writes[n] > 0 and o.writes[n] != o.elements[n] * o.size[n]:
         _channels(o, n, low, k, v, units, channels, images, made)
 
@@ -677,16 +681,16 @@ def _work(o, n, low, v):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _half(o, n, low, k, v):  # type: ignore[no-untyped-def]
+def _store_gradient(o, n, low, k, v):  # type: ignore[no-untyped-def]
     """What a gradient that is computed here adds goes through memory: it is too much otherwise."""
     i, nodes = n - low, len(v.held)
-    at = new(k, i, POINT, PARTIAL, o.elements[n], 1.0)
+    at = new_nest(k, i, POINT, PARTIAL, o.elements[n], 1.0)
     k.reads[at, :] = v.reads[i, :]
     k.ops[at, :] |= v.ops[i, :]
     v.reads[i, :nodes] = 0
     v.ops[i, :] = False
     v.ops[i, i] = True
-    take(v, o.source[o.start[n] + 1] - low, 0, 0, v.reads[i], v.ops[i])
+    add_reads(v, o.source[o.start[n] + 1] - low, 0, 0, v.reads[i], v.ops[i])
     v.reads[i, nodes + at] = ODD + _ASIDE + i
 
 
@@ -697,7 +701,7 @@ def _channels(o, n, low, k, v, units, channels, images, made):  # type: ignore[n
         reads, ops = np.zeros(k.reads.shape[1], np.int16), np.zeros(nodes, np.bool_)
         reads[made[1]] = ODD + _ASIDE + i
         reads[made[0]] = ODD + _ASIDE + i if m == 0 else 0
-        at = summed(o, low, i, k, channels, images, COLS, units, reads, ops, -1)
+        at = add_reduction(o, low, i, k, channels, images, COLS, units, reads, ops, -1)
         k.leaves[at] = channels * o.size[n]
         v.small[i] = nodes + at
 
@@ -706,7 +710,7 @@ _MOST = 8  # parts of one loop (`MAX_COMPLEX_POINTWISE_CAT`)
 
 
 @compiled
-def joins(o, n, low, k, v, inside):  # type: ignore[no-untyped-def]
+def is_one_loop(o, n, low, k, v, inside):  # type: ignore[no-untyped-def]
     """Whether a concatenation is one loop; `inside` says that only such loops read it."""
     first, last = o.start[n], o.start[n + 1]
     every, some, reduced = True, False, False
@@ -751,11 +755,11 @@ def concatenate(o, n, low, k, v):  # type: ignore[no-untyped-def]
             at = enters
             k.n[at] += o.elements[s + low]
         else:
-            at = new(k, i, POINT, WHOLE, o.elements[s + low], 1.0)
+            at = new_nest(k, i, POINT, WHOLE, o.elements[s + low], 1.0)
             k.shape[at] = v.shaped[s]
             enters = at if 0 <= v.held[s] < nodes else enters
         if _is_copied(k, v, s):
-            take(v, s, 2 if o.pattern[e] == 2 else 0, 0, k.reads[at], k.ops[at])
+            add_reads(v, s, 2 if o.pattern[e] == 2 else 0, 0, k.reads[at], k.ops[at])
         k.leaves[at] += left
         v.reads[i, nodes + at] = ODD + PLACED + e - o.start[n]
         v.held[i] = nodes + at if o.writes[n] > 0 else -1
@@ -772,7 +776,7 @@ def library(o, n, low, k, v):  # type: ignore[no-untyped-def]
         s = base(o, low, o.source[e] - low)
         if v.held[s] < 0 and v.ops[s].any():
             realize(o, s + low, low, k, v, WHOLE)
-        take(v, s, 0, ODD + i, v.reads[i], v.ops[i])
+        add_reads(v, s, 0, ODD + i, v.reads[i], v.ops[i])
     turned = CONVOLVES[o.op[n]] and lay_out(o, n, low, k, v)
     realize(o, n, low, k, v, LIBRARY)
     if turned:
@@ -820,7 +824,7 @@ def _is_channels_last(o, n, high, channels):  # type: ignore[no-untyped-def]
 @compiled
 def _copy(o, n, low, k, v, s):  # type: ignore[no-untyped-def]
     i, b = n - low, v.held[s]
-    at = new(k, i, POINT, LAID, o.elements[low + s], 1.0)
+    at = new_nest(k, i, POINT, LAID, o.elements[low + s], 1.0)
     k.reads[at, b], v.reads[i, b] = ALIGNED, 0
     v.reads[i, len(v.held) + at] = ODD + i
 
@@ -855,10 +859,10 @@ def nests(o, low, high, alive, units):  # type: ignore[no-untyped-def]
     for n in range(low, high):
         if not alive[n - low]:
             continue
-        if o.kind[n] == CAT and not joins(o, n, low, k, v, inside[n - low]):
+        if o.kind[n] == CAT and not is_one_loop(o, n, low, k, v, inside[n - low]):
             concatenate(o, n, low, k, v)
         else:
-            _place(o, n, low, k, v, units, users[n - low])
+            _place_op(o, n, low, k, v, units, users[n - low])
     return k, v
 
 
@@ -887,7 +891,7 @@ def _users(o, low, high, alive):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _place(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
+def _place_op(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
     """What becomes of one op."""
     kind, op = o.kind[n], o.op[n]
     if kind == INPUT:
@@ -895,7 +899,7 @@ def _place(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
     elif kind == VIEW:
         if EXPANDS[op]:
             expand(o, n, low, k, v)
-        look(o, n, low, v)
+        view_value(o, n, low, v)
     elif kind == CONSTANT:
         if o.writes[n] > 0:
             realize(o, n, low, k, v, FILL)
@@ -907,7 +911,7 @@ def _place(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
         reduce(o, n, low, k, v, units, users)
     else:
         _place_value(o, n, low, k, v, units)
-        settle_value(o, n, low, k, v, users)
+        realize_if_reused(o, n, low, k, v, users)
 
 
 @compiled

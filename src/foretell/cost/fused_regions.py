@@ -185,7 +185,7 @@ NODE = (
 DTYPES = tuple(SIZES)
 
 
-Row = tuple[list[tuple[Any, ...]], list[tuple[int, int, int]]]
+RegionRow = tuple[list[tuple[Any, ...]], list[tuple[int, int, int]]]
 _NUMBERS = ("elements", "looped", "inner", "last", "writes", "flops", "seconds")
 
 
@@ -319,7 +319,7 @@ def distinct(regions: Regions) -> tuple[Whole, Whole]:
     return np.array(first, np.int64), which
 
 
-def assembled(rows: Iterable[Row]) -> Regions:
+def assembled(rows: Iterable[RegionRow]) -> Regions:
     """Regions from one list of nodes and one of edges each; edges count from the region's first."""
     parts = list(rows)
     counts = [len(nodes) for nodes, _ in parts]
@@ -335,7 +335,7 @@ def assembled(rows: Iterable[Row]) -> Regions:
     wired = np.array(edges, np.int64).reshape(-1, 3)
     node = dict(zip(NODE, columns, strict=True))
     numbers: dict[str, Any] = {name: np.asarray(node[name], float) for name in _NUMBERS}
-    return checked(
+    return checked_regions(
         Regions(
             first=first,
             op=_op_codes(node["op"]),
@@ -363,7 +363,7 @@ def dtype_codes(words: Sequence[str]) -> Whole:
     return np.array([DTYPES.index(w) for w in words], np.int64)
 
 
-def checked(regions: Regions) -> Regions:
+def checked_regions(regions: Regions) -> Regions:
     """The same regions, after a look at sizes and edges."""
     nodes = len(regions.op)
     if len(regions.source) and (
@@ -419,7 +419,7 @@ _HELD_INNER, _HELD_OUTER = 1024.0, 64.0
 
 
 @compiled
-def settle(o, low, high):  # type: ignore[no-untyped-def]
+def hand_writes_to_bases(o, low, high):  # type: ignore[no-untyped-def]
     """Hand what a view leaves to the node whose memory it looks at; entries lie there anyway."""
     for n in range(high - 1, low - 1, -1):
         if o.kind[n] == VIEW and o.writes[n] > 0 and o.start[n] < o.start[n + 1]:
@@ -473,14 +473,16 @@ def needs(o, low, high, live, level):  # type: ignore[no-untyped-def]
             need[i] |= 1 << level[i]
         outer = o.across[n] == 2 or (o.across[n] == 1 and not BATCH[o.op[n]])
         outer |= o.inner[n] > (_HELD_OUTER if o.across[n] else _HELD_INNER)
-        asked = _asked_at(o.kind[n], COLUMNS[o.op[n]], outer, o.writes[n], need[i], level[i])
+        asked = _passes_of_sources(
+            o.kind[n], COLUMNS[o.op[n]], outer, o.writes[n], need[i], level[i]
+        )
         for e in range(o.start[n], o.start[n + 1]):
             need[o.source[e] - low] |= asked
     return need
 
 
 @compiled
-def _asked_at(kind, columns, outer, writes, need, level):  # type: ignore[no-untyped-def]
+def _passes_of_sources(kind, columns, outer, writes, need, level):  # type: ignore[no-untyped-def]
     """The passes at which a node's sources are wanted; a sum of columns makes its own."""
     apart = 1 << (level + LEVELS if outer or columns else level)
     if kind == TEMPLATE:
@@ -526,7 +528,7 @@ def rows_matter(o, low, high, live):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def touched(o, low, high, live):  # type: ignore[no-untyped-def]
+def elements_read(o, low, high, live):  # type: ignore[no-untyped-def]
     """Elements of each node that what is live reads; through a view, what is read of the view."""
     found = np.zeros(high - low)
     for t in range(high - 1, low - 1, -1):
@@ -587,7 +589,7 @@ def add_work(regions: Regions, node: Array, weight: Array, out: Array) -> None:
 def _walk(o: Ops, first: I1, units: float, out: F2, node: F2) -> None:
     for r in range(len(first) - 1):
         low, high = first[r], first[r + 1]
-        settle(o, low, high)
+        hand_writes_to_bases(o, low, high)
         alive = live(o, low, high)
         level = levels(o, low, high)
         need = needs(o, low, high, alive, level)
@@ -599,7 +601,7 @@ def _walk(o: Ops, first: I1, units: float, out: F2, node: F2) -> None:
 
 @compiled
 def _count(o, low, high, units, live, level, need, row):  # type: ignore[no-untyped-def]
-    read = touched(o, low, high, live)
+    read = elements_read(o, low, high, live)
     has_rows = rows_matter(o, low, high, live)
     for n in range(low, high):
         i = n - low
@@ -680,15 +682,15 @@ def nested(regions: Regions, weight: Array) -> Walk:
 def _walk_nests(o: Ops, first: I1, out: F2, node: F2) -> None:
     for r in range(len(first) - 1):
         low, high = first[r], first[r + 1]
-        settle(o, low, high)
+        hand_writes_to_bases(o, low, high)
         alive = live(o, low, high)
         level, done = _passes(o, low, high, alive)
         long = _lengths(o, low, high)
         need, again = _nest_needs(o, low, high, alive, level, done, long)
         rows = rows_matter(o, low, high, alive)
         row = out[r]
-        _entering(o, low, high, alive, need, row)
-        _inside(o, low, high, alive, level, done, need, again, rows, row)
+        _count_inputs(o, low, high, alive, need, row)
+        _count_ops(o, low, high, alive, level, done, need, again, rows, row)
         row[4], row[5] = max(row[4], 1.0), max(row[5], 1.0)
         for i in range(high - low):
             node[low + i, 0] = max(1, bits(need[i]) - again[i]) if alive[i] else 0
@@ -755,7 +757,7 @@ def _nest_needs(o, low, high, alive, level, done, long):  # type: ignore[no-unty
 
 
 @compiled
-def _entering(o, low, high, alive, need, row):  # type: ignore[no-untyped-def]
+def _count_inputs(o, low, high, alive, need, row):  # type: ignore[no-untyped-def]
     """Bytes of entering tensors: as much of each as is read, and again in later passes."""
     asked = np.zeros(high - low)
     for n in range(high - 1, low - 1, -1):
@@ -775,7 +777,7 @@ def _entering(o, low, high, alive, need, row):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _inside(o, low, high, alive, level, done, need, again, rows, row):  # type: ignore[no-untyped-def]
+def _count_ops(o, low, high, alive, level, done, need, again, rows, row):  # type: ignore[no-untyped-def]
     seen = np.zeros((_NESTS, 3))
     for n in range(low, high):
         i = n - low

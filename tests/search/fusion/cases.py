@@ -8,7 +8,7 @@ from foretell.search.fusion.problem import (
     BACKWARD,
     FORWARD,
     Gradient,
-    Piece,
+    OpNode,
     Problem,
     Wire,
     edges_of,
@@ -39,7 +39,7 @@ def problems(draw, most=24):
         side = FORWARD if i < half else BACKWARD
         inner = {"layer_norm": float(cols), "sum": 1024.0}.get(word, 1.0)
         ops.append(
-            Piece(
+            OpNode(
                 f"op{i}", word, "fp32", made, looped, draw(SECONDS), 4 * made, side, inner,
                 int(word == "sum"), float(cols), kept=draw(st.booleans()) and i > half,
             )
@@ -67,7 +67,7 @@ def chain(words, *, gradients=((-1, 1e6),), side=BACKWARD, looped=65536.0):
     """Ops in a row, each reading the one before."""
     n = len(words)
     ops = [
-        Piece(
+        OpNode(
             f"op{i}", w, "fp32", looped, looped, 1e-4, 4 * looped, side, last=256.0, kept=i == n - 1
         )
         for i, w in enumerate(words)

@@ -11,11 +11,11 @@ from foretell.search.fusion.lanes import (
     STRETCHES,
     Profile,
     as_caps,
+    best_messages,
     candidates,
-    packed,
-    predicted,
-    searched,
-    sized,
+    even_cut,
+    predicted_step,
+    robust_cut,
 )
 from foretell.search.fusion.problem import measured_wire
 from tests.search.fusion.cases import wire
@@ -59,11 +59,11 @@ def test_the_default_comes_first_and_the_search_is_close_to_the_best():
 
 def test_the_search_does_well_whatever_ops_take_beside_messages():
     made, on = profile([MIB] * 24, gap=2e-3), wire(start=1e-4, slope=4e-9)
-    cut = searched(made, on)
+    cut = robust_cut(made, on)
     for stretch in STRETCHES:
         slow = replace(made, ready=made.ready * stretch, compute=made.compute * stretch)
-        alone = packed(slow.ready, slow.sizes, on.laws)[0].tolist()
-        assert predicted(slow, on, cut) <= 1.05 * predicted(slow, on, alone)
+        alone = best_messages(slow.ready, slow.sizes, on.laws)[0].tolist()
+        assert predicted_step(slow, on, cut) <= 1.05 * predicted_step(slow, on, alone)
 
 
 def test_caps_that_repeat_are_said_once():
@@ -72,7 +72,7 @@ def test_caps_that_repeat_are_said_once():
 
 
 def test_the_first_bucket_of_the_default_is_small():
-    assert sized(profile([MIB // 2] * 60), 25.0, 1.0) == [0, 2, 52]
+    assert even_cut(profile([MIB // 2] * 60), 25.0, 1.0) == [0, 2, 52]
 
 
 def test_a_dear_start_means_fewer_messages():
@@ -89,4 +89,6 @@ def test_a_measured_wire_is_start_and_slope():
     sizes = np.array([1e4, 1e5, 1e6, 1e7])
     found = measured_wire(sizes, 2e-4 + 1e-9 * sizes, 2)
     assert found.laws[0] == pytest.approx([2e-4, 1e-9, 0.0], rel=1e-6, abs=1e-12)
-    assert predicted(profile([MIB]), found, [0]) == pytest.approx(0.01 + 2e-4 + 1e-9 * MIB + 1e-3)
+    assert predicted_step(profile([MIB]), found, [0]) == pytest.approx(
+        0.01 + 2e-4 + 1e-9 * MIB + 1e-3
+    )

@@ -15,9 +15,9 @@ from foretell.search.fusion.fused_step import (
     lower,
     own_buckets,
 )
-from foretell.search.fusion.lanes import comm, ends, packed
+from foretell.search.fusion.lanes import best_messages, communication, ends
 from foretell.search.fusion.planner import random_move
-from foretell.search.fusion.state import fitting_edges, put_off, random_change, unfused
+from foretell.search.fusion.state import deferrable_gradients, fitting_edges, random_change, unfused
 from foretell.simulate import simulate
 from tests.search.fusion.cases import chain, problems, wire
 
@@ -38,7 +38,7 @@ def wandered(problem, seed, steps=12):
 def test_lanes_give_what_the_simulator_gives(problem, seed, by_message, sharded, data):
     judge = Evaluator(problem, by_message, sharded)
     state = wandered(problem, seed)
-    late = [i for i in put_off(problem)[0] if data.draw(st.booleans())]
+    late = [i for i in deferrable_gradients(problem)[0] if data.draw(st.booleans())]
     order = data.draw(st.permutations(range(len(problem.gradients))))
     cut = data.draw(st.integers(1, len(order)))
     lists = [list(b) for b in (order[:cut], order[cut:]) if b]
@@ -87,7 +87,7 @@ def test_messages_of_neighbours_are_the_best_of_all_cuts(rows):
     ready = np.sort(np.array([r for r, _ in rows]))
     sizes, laws = np.array([s for _, s in rows]), wire().laws
     n = len(rows)
-    firsts, through = packed(ready, sizes, laws)
+    firsts, through = best_messages(ready, sizes, laws)
     tried = []
     for cuts in itertools.product((0, 1), repeat=n - 1):
         edges = [0, *(k + 1 for k, c in enumerate(cuts) if c), n]
@@ -101,7 +101,7 @@ def _through(ready, sizes, edges, laws):
     first, ones = np.array(edges, np.int64), np.ones(many, np.int64)
     end, done = np.zeros(many), np.zeros(many)
     member = np.arange(len(ready))
-    return comm(ready, sizes, first, member, ones, laws, 0.0, 0.0, False, end, done, 0)
+    return communication(ready, sizes, first, member, ones, laws, 0.0, 0.0, False, end, done, 0)
 
 
 def test_lanes_taken_up_in_the_middle_end_the_same():
@@ -120,14 +120,17 @@ def test_lanes_taken_up_in_the_middle_end_the_same():
         1e-4,
         True,
     )
-    step = comm(scored.ready, problem.sizes, *given_, whole, done, 0)
-    assert comm(scored.ready, problem.sizes, *given_, whole, done, 4) == step
+    step = communication(scored.ready, problem.sizes, *given_, whole, done, 0)
+    assert communication(scored.ready, problem.sizes, *given_, whole, done, 4) == step
 
 
 def test_a_late_gradient_leaves_last_and_others_earlier():
     problem = chain(["add", "mul", "add"], gradients=[(0, 1e6), (2, 1e6)])
     state = unfused(problem)
-    assert put_off(problem) == [[2], [2]]  # op0 is read by others, so it stays where it is
+    assert deferrable_gradients(problem) == [
+        [2],
+        [2],
+    ]  # op0 is read by others, so it stays where it is
     assert state.put_off([2]).order.tolist() == [0, 1, 2]
 
 

@@ -17,13 +17,13 @@ from foretell.search.fusion.state import (
     MOST,
     copied_if_legal,
     copy_kernel,
+    deferrable_gradients,
     edge_fits,
     fused,
+    merge_obstacle,
     merged_if_legal,
-    put_off,
-    require,
+    require_legal,
     unfused,
-    why_not,
 )
 from tests.search.fusion.cases import DEVICE, chain, problems, wire
 from tests.search.fusion.test_evaluate import QUICK, wandered
@@ -36,7 +36,7 @@ def test_every_state_a_move_reaches_is_legal(problem, seed):
     for _ in range(12):
         moved = random_move(state, dice.choice(("copy", "merge")), dice)
         state = moved.fusion if moved else state
-    require(state)
+    require_legal(state)
     place = {int(g): k for k, g in enumerate(state.order)}
     assert len(place) == state.num_groups
     for s, t, is_copied in zip(problem.source, problem.target, state.copied, strict=True):
@@ -48,7 +48,7 @@ def test_every_state_a_move_reaches_is_legal(problem, seed):
 @given(problems())
 def test_baselines_are_legal_and_as_large_as_they_say(problem):
     for state in (like_xla(problem), like_inductor(problem)):
-        require(state)
+        require_legal(state)
         assert len(state.order) == state.num_groups == len(np.unique(state.group))
         assert all(len(ops) <= MOST for ops in state.members.values())
     pairs = {(int(state.group[a]), int(state.group[b])) for a, b in _edges(problem)}
@@ -77,7 +77,7 @@ def _edges(problem):
 @QUICK
 @given(problems(), st.integers(0, 999))
 def test_plans_read_back(problem, seed):
-    late = put_off(problem)[0][:1]
+    late = deferrable_gradients(problem)[0][:1]
     scored = Evaluator(problem).score(wandered(problem, seed).put_off(late))
     plan = plan_of(scored)
     assert list(plan.late) == [problem.ops[i].name for i in late]
@@ -93,7 +93,7 @@ def test_plans_read_back(problem, seed):
 def test_products_and_library_kernels_stay_alone():
     problem = chain(["mm", "add", "convolution_backward"])
     state = unfused(problem)
-    assert "never fused" in why_not(state, 1, 2)
+    assert "never fused" in merge_obstacle(state, 1, 2)
     assert merged_if_legal(state, 0, 1) is None
     opened = Problem(**{**_fields(problem), "epilogue": True})
     assert merged_if_legal(unfused(opened), 0, 1) is not None
@@ -107,7 +107,7 @@ def test_a_ring_is_refused():
     ringed = Problem(**{**_fields(problem), "source": source, "target": target, "pattern": pattern})
     assert merged_if_legal(unfused(ringed), 0, 2) is None
     with pytest.raises(InputError, match="waits for itself"):
-        require(fused(ringed, [(0, 2)]))
+        require_legal(fused(ringed, [(0, 2)]))
 
 
 def test_a_copy_breaks_no_ring_and_frees_the_maker():
@@ -139,7 +139,7 @@ def test_copies_of_copies_free_a_whole_chain():
         assert Evaluator(problem).prices.many([(state, g) for g in [0, 1, 2]]) == [0.0] * 3
         whole = Evaluator(problem).prices.many([(fused(problem, [(0, 1, 2, 3)]), 0)])
         assert Evaluator(problem).prices.many([(state, g) for g in [3]]) == whole
-        require(state)
+        require_legal(state)
 
 
 def test_a_fused_op_is_copied_as_a_whole():
@@ -189,7 +189,7 @@ def test_a_kernel_has_so_many_ops():
         state = merged_if_legal(state, 0, i)
     assert merged_if_legal(state, 0, MOST) is None
     with pytest.raises(InputError, match="64 at most"):
-        require(fused(problem, [tuple(range(70))]))
+        require_legal(fused(problem, [tuple(range(70))]))
 
 
 def test_forward_and_backward_are_compiled_apart_and_copies_mind_the_memory():

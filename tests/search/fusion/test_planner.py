@@ -18,10 +18,10 @@ from foretell.search.fusion.fused_step import Evaluator, bounds, lower, plan_of
 from foretell.search.fusion.planner import (
     Backtrack,
     FusionPlanner,
-    Run,
+    SearchRun,
     backtrack,
     baselines,
-    begun,
+    begin_backtrack,
     climb,
     hill_climb,
 )
@@ -55,7 +55,7 @@ def test_never_longer_than_a_baseline_nor_shorter_than_the_bound(problem, method
 @QUICK
 @given(problems(most=14), st.booleans())
 def test_no_random_step_gets_longer_than_a_baseline(problem, sharded):
-    run = Run(Evaluator(problem, sharded=sharded), evaluations=60)
+    run = SearchRun(Evaluator(problem, sharded=sharded), evaluations=60)
     for rival in baselines(Evaluator(problem)).values():
         run.see(rival)
     best = climb(run, reorder=True)
@@ -72,8 +72,8 @@ def test_the_same_seed_gives_the_same_plan():
 
 
 def test_ours_reaches_the_papers_cost_in_a_fifth_of_its_evaluations(problem):
-    theirs, ours = Run(Evaluator(problem)), Run(Evaluator(problem))
-    least = backtrack(theirs, Backtrack(patience=300), begun(theirs)).step
+    theirs, ours = SearchRun(Evaluator(problem)), SearchRun(Evaluator(problem))
+    least = backtrack(theirs, Backtrack(patience=300), begin_backtrack(theirs)).step
     climb(ours)
     needed = next(many for many, _, step in ours.trace if step <= least)
     assert needed <= theirs.judge.evaluations / 5
@@ -81,8 +81,8 @@ def test_ours_reaches_the_papers_cost_in_a_fifth_of_its_evaluations(problem):
 
 
 def test_backtracking_keeps_its_limits(problem):
-    run = Run(Evaluator(problem), evaluations=50)
-    backtrack(run, Backtrack(), begun(run))
+    run = SearchRun(Evaluator(problem), evaluations=50)
+    backtrack(run, Backtrack(), begin_backtrack(run))
     assert run.judge.evaluations <= 53
     assert [step for _, _, step in run.trace] == sorted((s for _, _, s in run.trace), reverse=True)
 
@@ -91,15 +91,15 @@ def test_a_rival_does_not_end_the_papers_search(problem):
     # the step as it is given is far above alpha times the best baseline: the search goes on
     problem = replace(problem, reference=None)  # kernels and messages alone
     found = FusionPlanner(method="backtrack", patience=150).search(problem)
-    alone = Run(Evaluator(problem))
-    least = backtrack(alone, Backtrack(patience=150), begun(alone)).step
+    alone = SearchRun(Evaluator(problem))
+    least = backtrack(alone, Backtrack(patience=150), begin_backtrack(alone)).step
     assert alone.judge.evaluations >= 100
     assert found.best.step == min(least, *(r.step for r in found.baselines.values()))
 
 
 def test_the_papers_search_ends_after_so_many_states_without_gain(problem):
-    run = Run(Evaluator(replace(problem, reference=None)))
-    trail = begun(run)
+    run = SearchRun(Evaluator(replace(problem, reference=None)))
+    trail = begin_backtrack(run)
     backtrack(run, Backtrack(patience=40), trail)
     assert not trail.heap or 40 <= trail.idle < 43  # three methods a turn
     assert all(step <= 1.05 * trail.optimum.step * 1.05 for step, _, _ in trail.heap)
@@ -228,7 +228,7 @@ def test_micro_batches_before_the_last_send_nothing():
 
 
 def test_a_hill_climb_of_as_many_evaluations_is_not_better(problem):
-    run = Run(Evaluator(problem), evaluations=200)
+    run = SearchRun(Evaluator(problem), evaluations=200)
     ours = climb(run)
     rival = Evaluator(problem)
     assert ours.step <= hill_climb(rival, run.judge.evaluations).step

@@ -15,7 +15,7 @@ import torch
 
 from foretell.cluster.node import Device
 from foretell.cluster.read import devices
-from foretell.cost.fused import terms, together
+from foretell.cost.fused import terms, total_seconds
 from foretell.cost.fused_regions import WALKED, WEIGHT, WORDS, Regions, is_busy, walked
 from foretell_lab.fused import data as fused_data
 from foretell_lab.fused.data import Measured
@@ -144,5 +144,5 @@ def _sigma(
     by_op = np.array([weights.get(w, g) for w, g in zip(WORDS, WEIGHT, strict=True)])
     walk = walked(measured.regions.take(rows), float(device.units), by_op)
     parts = terms(device, dict(zip(WALKED, walk.region.T, strict=True)), constants)
-    priced = together(parts, constants, False)
+    priced = total_seconds(parts, constants, False)
     return float(np.quantile(np.abs(np.log(priced / measured.seconds[rows])), 0.8) / 1.2816)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from foretell.cluster.node import Device
-from foretell.cost.fused import host_terms, together
+from foretell.cost.fused import host_terms, total_seconds
 from foretell.cost.fused_regions import HOST_WEIGHT, NESTED, WORDS, Regions, is_busy, nested
 from foretell_lab.fused import data as fused_data
 from foretell_lab.fused.data import Measured
@@ -78,7 +78,7 @@ def places_by_op(regions: Regions) -> Any:
 def _seconds(device: Device, walk: Any, work: Any, values: Any) -> Any:
     c = dict(zip(GUESS, torch.exp(values), strict=True))
     w = dict(zip(NESTED, walk.T, strict=True)) | {"work": work}
-    return together(host_terms(device, w, c), c, True)
+    return total_seconds(host_terms(device, w, c), c, True)
 
 
 def write(path: Path, measured: Measured | None = None) -> str:
@@ -89,7 +89,7 @@ def write(path: Path, measured: Measured | None = None) -> str:
     constants, weights = fit(device, found, rows)
     by_op = np.array([weights.get(w, g) for w, g in zip(WORDS, HOST_WEIGHT, strict=True)])
     w = dict(zip(NESTED, nested(found.regions.take(rows), by_op).region.T, strict=True))
-    priced = together(host_terms(device, w, constants), constants, True)
+    priced = total_seconds(host_terms(device, w, constants), constants, True)
     apart = np.abs(np.log(priced / found.seconds[rows]))
     sigma = float(np.quantile(apart, 0.8) / _EIGHTY)
     text = f'{_HEAD}[constants]\n{_pairs(constants)}\n[sigma]\nfitted_on = "{device.name}"\n'

@@ -79,18 +79,18 @@ from foretell.plan.plan import COPY, named_ops
 from foretell.plan.program import Piece as Part
 from foretell.plan.program import Program, ResolvedStep, StageTasks, written
 from foretell.predict import Prediction, predict_many
-from foretell.search.fusion.lanes import comm, ends, ends_waiting, packed, seconds
+from foretell.search.fusion.lanes import best_messages, communication, ends, ends_waiting, seconds
 from foretell.search.fusion.problem import (
     NEAR,
     Memory,
-    Piece,
+    OpNode,
     Problem,
     Reference,
-    closed,
+    bucket_starts,
     from_workload,
     problem_of_graph,
 )
-from foretell.search.fusion.state import Fusion, edge_fits, fused, require, unfused
+from foretell.search.fusion.state import Fusion, edge_fits, fused, require_legal, unfused
 from foretell.workload import Workload
 from foretell.workload.captured import from_graph
 
@@ -129,7 +129,7 @@ class Prices:
         fresh = {i for mine, _ in todo.values() for i in mine}
         single = {alike[i]: i for i in fresh if alike[i] not in self.apart}
         rows = [
-            [alone(self.problem, i) for i in single.values()],
+            [single_op_region(self.problem, i) for i in single.values()],
             [row for _, row in todo.values()],
         ]
         apart, took = (
@@ -159,15 +159,15 @@ def region(state: Fusion, g: int) -> tuple[tuple[int, ...], Any, Any]:
     problem = state.problem
     own = [i for i in state.of(g) if not state.is_dead(i)]
     ops = sorted({*own, *state.copies(g)})
-    return (tuple(ops), *_drawn(problem, ops, {i: state.leaves(i) for i in own}))
+    return (tuple(ops), *_region_row(problem, ops, {i: state.leaves(i) for i in own}))
 
 
-def alone(problem: Problem, i: int) -> Any:
+def single_op_region(problem: Problem, i: int) -> Any:
     """Nodes and edges of one op that writes what it makes."""
-    return _drawn(problem, [i], {i: True})[1]
+    return _region_row(problem, [i], {i: True})[1]
 
 
-def _drawn(problem: Problem, ops: list[int], leaves: dict[int, bool]) -> tuple[Any, Any]:
+def _region_row(problem: Problem, ops: list[int], leaves: dict[int, bool]) -> tuple[Any, Any]:
     """Key and row of a region: entering tensors where they are first read, then ops in order."""
     nodes: list[Node] = []
     edges: list[tuple[int, int, int]] = []
@@ -197,7 +197,7 @@ def _entering(elements: float, dtype: str, last: float, is_near: bool) -> Node:
     return (word, dtype, elements, elements, 1.0, 0, last, 0.0, 0.0, nan)
 
 
-def _node(op: Piece, writes: float) -> Node:
+def _node(op: OpNode, writes: float) -> Node:
     return (
         op.word, op.dtype, op.elements, op.looped, op.inner, op.across, op.last, writes, op.flops,
         op.seconds,
@@ -250,7 +250,7 @@ class Scored:
     compute: float  # end of the last op
     ready: Array  # of each gradient
     buckets: Buckets
-    through: float  # end of the last message
+    comm_end: float  # end of the last message
     step: float
     gathers: Buckets | None = None  # parameters gathered together, where gradients are sharded
     before: float = 0.0  # seconds of the micro-batches before the last
@@ -320,7 +320,7 @@ class Evaluator:
         found: dict[float, tuple[Buckets, Array]] = {}
         for most in GATHERED:
             gathers = gather_buckets(fusion, most)
-            wait = waits(fusion, gathers, self.problem.wire.halves[1])
+            wait = parameter_waits(fusion, gathers, self.problem.wire.halves[1])
             last = float(ends_waiting(fusion.order, cost, wait, end))
             found.setdefault(last, (gathers, wait))
         gathers, wait = found[min(found)]
@@ -348,12 +348,12 @@ class Evaluator:
         buckets: Buckets, gathers: Buckets | None, before: float,
     ) -> Scored:  # fmt: skip
         problem, many = self.problem, len(buckets)
-        through, done = np.zeros(many), np.zeros(many)
-        step = comm(
+        comm_end, done = np.zeros(many), np.zeros(many)
+        step = communication(
             ready, problem.sizes, buckets.first, buckets.member, buckets.parts, self.laws,
-            compute, self.update, self.by_message, through, done, 0,
+            compute, self.update, self.by_message, comm_end, done, 0,
         )  # fmt: skip
-        last = float(through[-1]) if many else 0.0
+        last = float(comm_end[-1]) if many else 0.0
         launches = _launches(fusion, compute)
         step = float(step) + launches
         return Scored(
@@ -378,10 +378,10 @@ def gather_buckets(fusion: Fusion, most: float) -> Buckets:
     place = np.zeros(len(problem), np.int64)
     place[fusion.order] = np.arange(len(fusion.order))
     order = np.argsort(place[fusion.group[problem.used]], kind="stable")
-    return _closed(problem, order.tolist(), most, most)
+    return _sized_buckets(problem, order.tolist(), most, most)
 
 
-def waits(fusion: Fusion, gathers: Buckets, laws: Array) -> Array:
+def parameter_waits(fusion: Fusion, gathers: Buckets, laws: Array) -> Array:
     """How long each group waits for the parameters it is the first to read."""
     problem, now = fusion.problem, 0.0
     wait = np.zeros(len(problem))
@@ -394,7 +394,7 @@ def waits(fusion: Fusion, gathers: Buckets, laws: Array) -> Array:
 def best_buckets(problem: Problem, ready: Array, laws: Array | None = None) -> Buckets:
     """The messages of neighbouring gradients that are through soonest."""
     order = np.argsort(ready, kind="stable")
-    begins, _ = packed(
+    begins, _ = best_messages(
         ready[order], problem.sizes[order], problem.wire.laws if laws is None else laws
     )
     first = np.append(begins, len(order))
@@ -406,12 +406,12 @@ def sized_buckets(
 ) -> Buckets:
     """Messages of neighbouring gradients, closed at a size; the first may be smaller."""
     order = np.argsort(ready, kind="stable").tolist()
-    return _closed(problem, order, most, most if first is None else first)
+    return _sized_buckets(problem, order, most, most if first is None else first)
 
 
-def _closed(problem: Problem, order: list[int], most: float, first: float) -> Buckets:
+def _sized_buckets(problem: Problem, order: list[int], most: float, first: float) -> Buckets:
     """Gradients in an order, in buckets that are closed when they reach a size."""
-    firsts = closed(problem.sizes[order].tolist(), most, first)
+    firsts = bucket_starts(problem.sizes[order].tolist(), most, first)
     return Buckets(np.array([*firsts, len(order)]), np.array(order), np.ones(len(firsts), np.int64))
 
 
@@ -437,23 +437,25 @@ class Bounds(NamedTuple):
 def bounds(judge: Evaluator, shortest: Scored) -> Bounds:
     """The bounds of a problem, two of them for the fusion whose ops are shortest."""
     ways = [Evaluator(judge.problem, judge.by_message, s) for s in {False, judge.sharded}]
-    least = _launched(judge.problem)
+    least = _launch_bound(judge.problem)
     return Bounds(
-        min(max(proven(way), least) + (0.0 if way.by_message else way.update) for way in ways),
-        *of_kernels(judge, shortest),
+        min(
+            max(proven_bound(way), least) + (0.0 if way.by_message else way.update) for way in ways
+        ),
+        *bounds_of_kernels(judge, shortest),
     )
 
 
-def of_kernels(judge: Evaluator, scored: Scored) -> tuple[float, float]:
+def bounds_of_kernels(judge: Evaluator, scored: Scored) -> tuple[float, float]:
     """Full overlap, and the best messages there could be, with the kernels of one fusion."""
     update = 0.0 if judge.by_message else judge.update
     none = np.zeros(len(judge.problem.sizes))
     compute = judge.problem.repeats * float(scored.cost[scored.fusion.order].sum())
-    overlap = max(compute, _through(judge, none)) + update
-    return overlap + scored.launches, conditional(judge, scored) + scored.launches
+    overlap = max(compute, _communication_bound(judge, none)) + update
+    return overlap + scored.launches, bound_of_ops(judge, scored) + scored.launches
 
 
-def _launched(problem: Problem) -> float:
+def _launch_bound(problem: Problem) -> float:
     """What compute and the launches of kernels that cannot be fused take at the least."""
     if problem.reference is None:
         return 0.0
@@ -464,20 +466,20 @@ def _launched(problem: Problem) -> float:
     return float(portable.power(portable.power(compute, p) + portable.power(host, p), 1 / p))
 
 
-def conditional(judge: Evaluator, shortest: Scored) -> float:
+def bound_of_ops(judge: Evaluator, shortest: Scored) -> float:
     """The last of the bounds alone: what a search asks for again and again."""
     update = 0.0 if judge.by_message else judge.update
-    return max(shortest.compute, _through(judge, shortest.ready)) + update
+    return max(shortest.compute, _communication_bound(judge, shortest.ready)) + update
 
 
-def proven(judge: Evaluator) -> float:
+def proven_bound(judge: Evaluator) -> float:
     """What no plan of the space is below, the update left out."""
     problem = judge.problem
     least = fixed_seconds(problem)
     behind = _ancestors(problem)
     before = (problem.repeats - 1) * float(least.sum())
     ready = np.array([before + least[_bits(behind[g.op])].sum() for g in problem.gradients])
-    return max(before + float(least.sum()), _through(judge, ready))
+    return max(before + float(least.sum()), _communication_bound(judge, ready))
 
 
 def fixed_seconds(problem: Problem) -> Array:
@@ -510,21 +512,21 @@ def _bits(number: int) -> npt.NDArray[np.int64]:
     return np.flatnonzero(np.unpackbits(raw, bitorder="little"))
 
 
-def _through(judge: Evaluator, ready: Array) -> float:
+def _communication_bound(judge: Evaluator, ready: Array) -> float:
     """The soonest that all gradients can be through, each sent when it is there or later."""
     sizes = judge.problem.sizes
     order = np.argsort(ready, kind="stable")
     later = np.cumsum(sizes[order][::-1])[::-1]
-    start, slope = _least(judge.laws)
+    start, slope = _cheapest_law(judge.laws)
     soonest = float((ready[order] + start + slope * later).max())
     if not judge.sharded:
         return soonest
-    first, each = _least(judge.problem.wire.halves[1])
+    first, each = _cheapest_law(judge.problem.wire.halves[1])
     total = float(sizes.sum())
     return max(soonest, first + each * total + start + slope * total)
 
 
-def _least(laws: Array) -> tuple[float, float]:
+def _cheapest_law(laws: Array) -> tuple[float, float]:
     return float(laws[:, 0].min()), float(laws[:, 1].min())
 
 
@@ -556,7 +558,7 @@ def _program(judge: Evaluator, scored: Scored, stretch: float) -> Program:
             message = out.end(
                 "collective", op, 0, (wire,), stretch * float(seconds(size, judge.laws)),
                 "communicate", stages=(0,), parts=(made,), comm_bytes=size,
-                name=_named(scored, bucket), group=f"0-{problem.wire.ranks - 1}",
+                name=_message_name(scored, bucket), group=f"0-{problem.wire.ranks - 1}",
             )  # fmt: skip
             sent.append((message, share * size))
     for message, each in sent if judge.by_message else [(sent[-1][0], judge.update)]:
@@ -580,7 +582,7 @@ def _gathers(judge: Evaluator, scored: Scored) -> list[Part]:
         took, group = float(seconds(size, problem.wire.halves[1])), f"0-{problem.wire.ranks - 1}"
         out.append(
             Part("collective", "all_gather", took, after=(), comm_bytes=size, phase="communicate",
-                  name=_named(scored, bucket), group=group)
+                  name=_message_name(scored, bucket), group=group)
         )  # fmt: skip
     return out
 
@@ -599,7 +601,7 @@ def _groups(judge: Evaluator, scored: Scored) -> list[Part]:
     place: dict[int, int] = {}
     for g in fusion.order.tolist():
         ops, here = [problem.ops[i] for i in fusion.of(g)], len(ahead) + len(out)
-        waits = {place[a] for a in _waits(fusion, g)} | ({there[g]} if g in there else set())
+        waits = {place[a] for a in _groups_read(fusion, g)} | ({there[g]} if g in there else set())
         out.append(
             Part("kernel", "fused" if len(ops) > 1 else ops[0].word, float(scored.cost[g]),
                   after=tuple(here - a for a in sorted(waits)),
@@ -610,14 +612,14 @@ def _groups(judge: Evaluator, scored: Scored) -> list[Part]:
     return out
 
 
-def _waits(fusion: Fusion, g: int) -> set[int]:
+def _groups_read(fusion: Fusion, g: int) -> set[int]:
     """Groups that a group reads from; through a copy, those the copy reads from."""
     problem = fusion.problem
     rows = (row for i in (*fusion.of(g), *fusion.copies(g)) for row in problem.reads[i])
     return {int(fusion.group[j]) for j, edge in rows if not fusion.copied[edge]} - {g}
 
 
-def _named(scored: Scored, bucket: list[int]) -> str:
+def _message_name(scored: Scored, bucket: list[int]) -> str:
     names = [scored.fusion.problem.gradients[k].name for k in bucket]
     return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)})"
 
@@ -665,7 +667,7 @@ def fusion_of(plan: Plan, problem: Problem) -> Fusion:
     groups = [tuple(places[n] for n in region) for region in own]
     copies = [e for r in plan.regions for e in _copied_edges(r, places, problem)]
     state = fused(problem, groups, copies)
-    return require(state.put_off(_late(plan, places)) if plan.late else state)
+    return require_legal(state.put_off(_late(plan, places)) if plan.late else state)
 
 
 def _late(plan: Plan, places: Mapping[str, int]) -> list[int]:
@@ -759,7 +761,7 @@ def eager_plans(problem: Problem, workload: Workload, plan: Plan | None = None) 
     return [asked, *([asked.but(zero=problem.zero)] if problem.zero else [])]
 
 
-def referred(problem: Problem, eager: Sequence[Prediction], cluster: Cluster) -> Problem:
+def with_reference(problem: Problem, eager: Sequence[Prediction], cluster: Cluster) -> Problem:
     """The problem with what `predict` says of its eager plans: time and memory."""
     plain, run = eager[0], running(eager[0].plan)
     host = run.issue_seconds("elementwise", False) * cluster.calibration.host
@@ -801,8 +803,8 @@ class FusedStep(ResolvedStep):
     ) -> FusedStep:
         """The step of a plan that splits nothing but data."""
         judge, scored = evaluated(plan, problem)
-        workload = workload_of(_sized(plan, model))
-        return cls(_explicit(plan, workload), workload, cluster, judge, scored)
+        workload = workload_of(_with_batch(plan, model))
+        return cls(_resolved_plan(plan, workload), workload, cluster, judge, scored)
 
     @property
     def advice(self) -> str:
@@ -856,7 +858,7 @@ def require_plain(plan: Plan, cluster: Cluster) -> None:
         )
 
 
-def _sized(plan: Plan, model: Workload | Graph) -> Workload | Graph:
+def _with_batch(plan: Plan, model: Workload | Graph) -> Workload | Graph:
     """The workload with the samples a rank has in the plan."""
     if isinstance(model, Graph) or not plan.global_batch:
         return model
@@ -865,7 +867,7 @@ def _sized(plan: Plan, model: Workload | Graph) -> Workload | Graph:
 
 def problem_of(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Problem:
     """The step of a plan, with matmuls open to a compiler where it fuses any."""
-    model = _sized(plan, model)
+    model = _with_batch(plan, model)
     if isinstance(model, Graph):
         make = partial(problem_of_graph, model, cluster, learned=True, zero=plan.zero)
     else:
@@ -878,7 +880,7 @@ def problem_of(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Problem
         problem = make(epilogue=True)
     workload = workload_of(model)
     plans = eager_plans(problem, workload, plan)
-    return referred(problem, predict_many(plans, workload, cluster, advises=False), cluster)
+    return with_reference(problem, predict_many(plans, workload, cluster, advises=False), cluster)
 
 
 def _memory(plan: Plan, model: Workload) -> Memory:
@@ -892,7 +894,7 @@ def _memory(plan: Plan, model: Workload) -> Memory:
     return Memory(repeats, plan.recompute == "full", plan.zero)
 
 
-def _explicit(plan: Plan, workload: Workload) -> Plan:
+def _resolved_plan(plan: Plan, workload: Workload) -> Plan:
     """The plan with the batch, framework and precision that it runs in."""
     named = eager_plan(workload, plan)
     return plan.but(

@@ -7,8 +7,8 @@ The two lanes of a data-parallel step, compiled: what a search asks tens of thou
 
     end(message) = max(end of the one before, its last gradient) + seconds(its bytes)
 
-`arrange` also finds out whether groups wait for each other in a ring. `packed` cuts gradients, in
-the order they become ready, into the messages that are through soonest:
+`group_order` also finds out whether groups wait for each other in a ring. `best_messages` cuts
+gradients, in the order they become ready, into the messages that are through soonest:
 
     f(j) = least over i of  max(f(i), ready(j)) + seconds(bytes of i+1 … j)
 
@@ -27,11 +27,11 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.compiled import B1, F1, F2, I1, compiled
-from foretell.search.fusion.problem import Wire, closed
+from foretell.search.fusion.problem import Wire, bucket_starts
 
 
 @compiled
-def arrange(
+def group_order(
     group: I1, late: B1, copied: B1, source: I1, target: I1, read_start: I1, reads: I1
 ) -> I1:
     """The groups in the order they run, by the number of their first op; shorter where a ring is.
@@ -44,7 +44,7 @@ def arrange(
         key[group[i]] = max(key[group[i]], i + n if late[i] else i)
     if _is_sorted(group, key, copied, source, target, read_start, reads):
         return _by_key(group, key)
-    start, after, waiting = _wired(group, copied, source, target, read_start, reads)
+    start, after, waiting = _group_edges(group, copied, source, target, read_start, reads)
     heap, size = np.empty(n, np.int64), 0
     for g in range(n):
         if key[g] >= 0 and waiting[g] == 0:
@@ -96,7 +96,7 @@ def _by_key(group: Any, key: Any) -> Any:
 
 
 @compiled
-def _wired(
+def _group_edges(
     group: Any, copied: Any, source: Any, target: Any, read_start: Any, reads: Any
 ) -> tuple[Any, Any, Any]:
     """Edges between groups in compressed rows; one that has a copy reads what the copy reads."""
@@ -189,7 +189,7 @@ def seconds(size: float, laws: F2) -> float:
 
 
 @compiled
-def packed(ready: F1, sizes: F1, laws: F2) -> tuple[I1, float]:
+def best_messages(ready: F1, sizes: F1, laws: F2) -> tuple[I1, float]:
     """Where messages begin among gradients in the order they are ready, and when all is through."""
     n = len(ready)
     through, begun, held = np.zeros(n + 1), np.zeros(n + 1, np.int64), np.zeros(n + 1)
@@ -213,7 +213,7 @@ def packed(ready: F1, sizes: F1, laws: F2) -> tuple[I1, float]:
 
 
 @compiled
-def comm(
+def communication(
     ready: F1, sizes: F1, first: I1, member: I1, parts: I1, laws: F2, compute: float, update: float,
     by_message: bool, end: F1, done: F1, since: int,
 ) -> float:  # fmt: skip
@@ -268,7 +268,7 @@ def greedy(
             ):  # fmt: skip
                 continue
             turn += 1
-            if _leads(
+            if _has_detour(
                 a, b, turn, group, then, place, mark, stack, target, reader_start, reader_edge
             ):
                 continue
@@ -305,7 +305,7 @@ def _all_fit(
 
 
 @compiled
-def _leads(
+def _has_detour(
     a: Any, b: Any, turn: Any, group: Any, then: Any, place: Any, mark: Any, stack: Any,
     target: Any, reader_start: Any, reader_edge: Any,
 ) -> bool:  # fmt: skip
@@ -398,13 +398,13 @@ class Profile:
 def candidates(profile: Profile, wire: Wire) -> list[Caps]:
     """DDP as it is first, then others, best prediction first; each cut only once."""
     n = len(profile.ready)
-    cuts = {"default": sized(profile, DEFAULT[1], DEFAULT[0])}
-    cuts["searched"] = searched(profile, wire)
+    cuts = {"default": even_cut(profile, DEFAULT[1], DEFAULT[0])}
+    cuts["robust_cut"] = robust_cut(profile, wire)
     cuts["one bucket"] = [0]
-    cuts |= {f"{size:g} MiB": sized(profile, size) for size in SIZES}
+    cuts |= {f"{size:g} MiB": even_cut(profile, size) for size in SIZES}
     found: dict[tuple[int, ...], Caps] = {}
     for name, firsts in cuts.items():
-        step = predicted(profile, wire, firsts)
+        step = predicted_step(profile, wire, firsts)
         caps = () if name == "default" else as_caps(profile, firsts)
         found.setdefault(tuple(firsts), Caps(name, caps, len(firsts), step))
     default, *others = found.values()
@@ -412,11 +412,11 @@ def candidates(profile: Profile, wire: Wire) -> list[Caps]:
     return [default, *sorted(others, key=lambda c: c.step)]
 
 
-def spread(profile: Profile, wire: Wire) -> tuple[float, float, float]:
+def predicted_spread(profile: Profile, wire: Wire) -> tuple[float, float, float]:
     """Seconds of a step with DDP as it is: as profiled, and with ops as much shorter or longer."""
-    firsts = sized(profile, DEFAULT[1], DEFAULT[0])
+    firsts = even_cut(profile, DEFAULT[1], DEFAULT[0])
     worlds = (1.0, min(STRETCHES), max(STRETCHES))
-    one, low, high = (predicted(_stretched(profile, s), wire, firsts) for s in worlds)
+    one, low, high = (predicted_step(_stretched(profile, s), wire, firsts) for s in worlds)
     return one, low, high
 
 
@@ -424,22 +424,24 @@ def _stretched(profile: Profile, times: float) -> Profile:
     return replace(profile, ready=profile.ready * times, compute=profile.compute * times)
 
 
-def searched(profile: Profile, wire: Wire) -> list[int]:
+def robust_cut(profile: Profile, wire: Wire) -> list[int]:
     """Where buckets begin that lose least to the best there is, if ops take longer than profiled.
 
     Tried are the best cut for each stretch of the ops, and even ones.
     """
     worlds = [_stretched(profile, s) for s in STRETCHES]
-    best = [packed(w.ready, w.sizes, wire.laws)[0].tolist() for w in worlds]
-    cuts: list[list[int]] = [*best, *(sized(profile, size) for size in _EVEN)]
-    steps = np.array([[predicted(w, wire, firsts) for w in worlds] for firsts in cuts])
+    best = [best_messages(w.ready, w.sizes, wire.laws)[0].tolist() for w in worlds]
+    cuts: list[list[int]] = [*best, *(even_cut(profile, size) for size in _EVEN)]
+    steps = np.array([[predicted_step(w, wire, firsts) for w in worlds] for firsts in cuts])
     lost = (steps / steps.min(axis=0)).max(axis=1)
     return cuts[int(np.argmin(lost))]
 
 
-def sized(profile: Profile, most: float, first: float | None = None) -> list[int]:
+def even_cut(profile: Profile, most: float, first: float | None = None) -> list[int]:
     """Where buckets of so many MiB begin."""
-    return closed(profile.sizes.tolist(), _MIB * most, _MIB * (most if first is None else first))
+    return bucket_starts(
+        profile.sizes.tolist(), _MIB * most, _MIB * (most if first is None else first)
+    )
 
 
 def as_caps(profile: Profile, firsts: Sequence[int]) -> tuple[float, ...]:
@@ -454,13 +456,13 @@ def as_caps(profile: Profile, firsts: Sequence[int]) -> tuple[float, ...]:
     return tuple(caps)
 
 
-def predicted(profile: Profile, wire: Wire, firsts: Sequence[int]) -> float:
+def predicted_step(profile: Profile, wire: Wire, firsts: Sequence[int]) -> float:
     """Seconds of a step with buckets that begin there."""
     many = len(firsts)
     first = np.array([*firsts, len(profile.sizes)], np.int64)
     member, parts = np.arange(len(profile.sizes)), np.ones(many, np.int64)
     return float(
-        comm(
+        communication(
             profile.ready, profile.sizes, first, member, parts, wire.laws, profile.compute,
             profile.update, False, np.zeros(many), np.zeros(many), 0,
         )

@@ -47,19 +47,19 @@ from foretell.search.fusion.fused_step import (
     Buckets,
     Evaluator,
     Scored,
+    bound_of_ops,
     bounds,
+    bounds_of_kernels,
     buckets_from,
     buckets_of,
-    conditional,
     eager_plans,
     fusion_of,
-    of_kernels,
     own_buckets,
     plan_of,
-    referred,
     run_of,
     scale_of,
     sized_buckets,
+    with_reference,
     workload_of,
 )
 from foretell.search.fusion.lanes import greedy, seconds
@@ -67,29 +67,29 @@ from foretell.search.fusion.problem import Memory, Problem, from_workload, probl
 from foretell.search.fusion.state import (
     CHEAP,
     MOST,
+    Change,
     Fusion,
-    Moved,
-    apart,
-    around,
+    affected_by_copy,
+    affected_by_exit,
     copied_if_legal,
     copy,
     copy_kernel,
     edge_fits,
     fitting_edges,
-    freed,
     fused,
+    groups_freed_of_reads,
     holds_no_more,
     may_copy,
     may_leave,
     merge,
+    merge_obstacle,
     merged_if_legal,
     random_change,
     take_out,
     unfused,
-    why_not,
 )
 from foretell.search.fusion.state import (
-    put_off as late_ops,
+    deferrable_gradients as late_ops,
 )
 from foretell.search.kit import Planned, Planner, Progress, silent
 from foretell.workload import Workload
@@ -139,7 +139,7 @@ def hill_climb(
         idle += 1
         moved = random_change(best.fusion, edges, dice)
         if moved is not None:
-            found = judge.after(best, moved.fusion, _live(moved.fusion, moved.touched))
+            found = judge.after(best, moved.fusion, _existing_groups(moved.fusion, moved.touched))
             if found.step < best.step:
                 best, idle = found, 0
     return best
@@ -216,7 +216,7 @@ def _by_bytes(problem: Problem) -> Callable[[int], tuple[float, int]]:
 # far is always a whole plan. The same seed gives the same answer, unless time ends it.
 
 
-Told = Callable[[float, float, int], None]  # best so far, bound, evaluations
+SearchProgress = Callable[[float, float, int], None]  # best so far, bound, evaluations
 _CLOSE = 1e-4  # share of the step within which the bound counts as met
 _HOST_BOUND = 0.02  # of a step: launches above this are worth fusing anything for
 _HOPELESS = 2e-3  # share of the step by which ops alone may be too long for a change to be tried
@@ -226,13 +226,13 @@ _LEAST = 1e-12  # seconds: less is rounding
 
 
 @dataclass
-class Run:
+class SearchRun:
     """A search under way: its limits, its best, and how it got there."""
 
     judge: Evaluator
     seconds: float = 0.0  # CPU seconds; 0 for no limit
     evaluations: int = 4_000
-    progress: Told = lambda step, bound, many: None
+    progress: SearchProgress = lambda step, bound, many: None
     best: Scored | None = None
     shortest: Scored | None = None  # the state whose ops take least time
     trace: list[tuple[int, float, float]] = field(
@@ -258,7 +258,7 @@ class Run:
     @property
     def bound(self) -> float:
         """What the shortest ops so far would allow."""
-        return conditional(self.judge, self.shortest) if self.shortest else 0.0
+        return bound_of_ops(self.judge, self.shortest) if self.shortest else 0.0
 
     def over(self) -> bool:
         """Whether a limit is reached."""
@@ -271,22 +271,24 @@ class Run:
         return self.best is not None and self.best.step <= self.bound * (1 + _CLOSE)
 
 
-def climb(run: Run, *, seed: int = 0, start: Fusion | None = None, reorder: bool = False) -> Scored:
+def climb(
+    run: SearchRun, *, seed: int = 0, start: Fusion | None = None, reorder: bool = False
+) -> Scored:
     """The best way to fuse that is found within the limits of a run."""
     problem = run.judge.problem
     starts = [s for s in (start, like_inductor(problem), like_xla(problem)) if s]
     edges = fitting_edges(problem)
     ranked = sorted((run.see(run.judge.score(s)) for s in starts), key=lambda s: s.step)
     for scored in ranked:
-        bundled(run, scored, edges)
+        apply_bundles(run, scored, edges)
     assert run.best is not None
     if reorder:
-        put_off(run, run.best)
+        defer_gradients(run, run.best)
     if not run.is_met:
-        singly(run, run.best, edges, random.Random(seed))
-    shift(run, run.best)
+        single_changes(run, run.best, edges, random.Random(seed))
+    shift_gradients(run, run.best)
     if run.judge.by_message:
-        part(run, run.best)
+        split_messages(run, run.best)
     return run.best
 
 
@@ -302,7 +304,7 @@ class Bundle:
     gain: float = 0.0  # seconds of compute and launches, all places together
 
 
-def bundled(run: Run, scored: Scored, edges: list[int]) -> Scored:
+def apply_bundles(run: SearchRun, scored: Scored, edges: list[int]) -> Scored:
     """Bundles, greatest gain first, in rounds as long as one of them helps; each is tried once."""
     refused: set[Any] = set()
     helped = True
@@ -310,9 +312,9 @@ def bundled(run: Run, scored: Scored, edges: list[int]) -> Scored:
         helped = False
         for bundle in bundles(run.judge, scored, edges, refused):
             refused.add(bundle.look)
-            fusion, touched = _everywhere(scored.fusion, bundle)
+            fusion, touched = _change_everywhere(scored.fusion, bundle)
             if fusion is not scored.fusion:
-                found = run.see(run.judge.after(scored, fusion, _live(fusion, touched)))
+                found = run.see(run.judge.after(scored, fusion, _existing_groups(fusion, touched)))
                 if _is_better(found, scored):
                     scored, helped = found, True
             if run.over():
@@ -324,7 +326,7 @@ def _is_better(new: Scored, old: Scored) -> bool:
     return new.step < old.step or (new.step == old.step and new.compute < old.compute)
 
 
-def _live(fusion: Fusion, touched: Iterable[int]) -> list[int]:
+def _existing_groups(fusion: Fusion, touched: Iterable[int]) -> list[int]:
     """Those of some numbers that are groups still."""
     return [g for g in touched if fusion.group[g] == g]
 
@@ -335,15 +337,15 @@ def bundles(judge: Evaluator, scored: Scored, edges: list[int], refused: set[Any
     Each is priced at its first place that is allowed, with one question for all prices.
     """
     offered: dict[Any, Bundle] = {}
-    for look, place in _offers(scored.fusion, edges):
+    for look, place in _possible_changes(scored.fusion, edges):
         if look not in refused:
             offered.setdefault(look, Bundle(look)).places.append(place)
     fusion, asked, kept = scored.fusion, list[tuple[Fusion, int]](), []
     for bundle in offered.values():
-        tried = (_moved(fusion, bundle.look[0], place) for place in bundle.places[:2])
+        tried = (_change_one(fusion, bundle.look[0], place) for place in bundle.places[:2])
         moved = next((m for m in tried if m is not None), None)  # the first layer may differ
         if moved is not None:
-            live = _live(moved.fusion, moved.touched)
+            live = _existing_groups(moved.fusion, moved.touched)
             kept.append((bundle, moved, live))
             asked += [(moved.fusion, g) for g in live]
     prices = iter(judge.prices.many(asked))
@@ -356,7 +358,7 @@ def bundles(judge: Evaluator, scored: Scored, edges: list[int], refused: set[Any
     return sorted((b for b, _, _ in kept if b.gain > _LEAST), key=lambda b: -b.gain)
 
 
-def _offers(fusion: Fusion, edges: list[int]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _possible_changes(fusion: Fusion, edges: list[int]) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Every merge, copy and exit there might be, with what it looks like."""
     problem, group = fusion.problem, fusion.group.tolist()
     alike, source, target = problem.alike, problem.source.tolist(), problem.target.tolist()
@@ -387,7 +389,7 @@ def _offers(fusion: Fusion, edges: list[int]) -> Iterator[tuple[tuple[Any, ...],
             yield ("take out", at, shape(g)), i
 
 
-def _moved(fusion: Fusion, what: str, place: Any) -> Moved | None:
+def _change_one(fusion: Fusion, what: str, place: Any) -> Change | None:
     """One change in one place, if it is allowed."""
     if what == "merge":
         a, b = (int(fusion.group[i]) for i in place)
@@ -395,58 +397,58 @@ def _moved(fusion: Fusion, what: str, place: Any) -> Moved | None:
     return copy(fusion, place) if what == "copy" else take_out(fusion, place)
 
 
-def _everywhere(fusion: Fusion, bundle: Bundle) -> tuple[Fusion, set[int]]:
+def _change_everywhere(fusion: Fusion, bundle: Bundle) -> tuple[Fusion, set[int]]:
     """All places at once where that makes no ring and fits into memory, else one by one."""
     what, touched = bundle.look[0], set[int]()
     draft = fusion.draft()
     for place in bundle.places:
-        touched |= _changed(fusion, draft, what, place)
+        touched |= _change_draft(fusion, draft, what, place)
     if not touched:
         return fusion, touched
     if draft.is_ring_free and (what != "copy" or holds_no_more(fusion, draft)):
         return draft, touched
     touched = set()
     for place in bundle.places:
-        moved = _moved(fusion, what, place)
+        moved = _change_one(fusion, what, place)
         if moved is not None:
             fusion = moved.fusion
             touched |= set(moved.touched)
     return fusion, touched
 
 
-def _changed(fusion: Fusion, draft: Fusion, what: str, place: Any) -> set[int]:
+def _change_draft(fusion: Fusion, draft: Fusion, what: str, place: Any) -> set[int]:
     """One change made in place where it is allowed, rings left out; the groups it touches."""
     if what == "copy":
         if not may_copy(draft, place):
             return set()
         draft.copied[place] = True
-        return set(around(draft, place))
+        return set(affected_by_copy(draft, place))
     if what == "take out":
         rest = [o for o in draft.of(int(draft.group[place])) if o != place]
         if not may_leave(draft, place):
             return set()
-        draft.take_out_here(place)
-        return set(apart(draft, place, rest))
+        draft.take_out_in_place(place)
+        return set(affected_by_exit(draft, place, rest))
     a, b = (int(draft.group[i]) for i in place)
-    if a == b or why_not(draft, a, b):
+    if a == b or merge_obstacle(draft, a, b):
         return set()
-    draft.merge_here(a, b)
+    draft.merge_in_place(a, b)
     own = int(draft.group[place[0]])
-    return {own, *freed(fusion, draft, own)}
+    return {own, *groups_freed_of_reads(fusion, draft, own)}
 
 
 # Single changes.
 
 
-def singly(run: Run, scored: Scored, edges: list[int], dice: random.Random) -> Scored:
+def single_changes(run: SearchRun, scored: Scored, edges: list[int], dice: random.Random) -> Scored:
     """Single changes among ops the end of the step depends on, kept where they help."""
-    idle, around = 0, _critical(run.judge, scored, edges)
+    idle, around = 0, _critical_edges(run.judge, scored, edges)
     while not run.over() and idle < _PATIENCE and around:
         idle += 1
         moved = random_change(scored.fusion, around, dice)
         if moved is None:
             continue
-        live = _live(moved.fusion, moved.touched)
+        live = _existing_groups(moved.fusion, moved.touched)
         if _is_hopeless(
             run, scored, moved, run.judge.prices.many([(moved.fusion, g) for g in live])
         ):
@@ -454,11 +456,11 @@ def singly(run: Run, scored: Scored, edges: list[int], dice: random.Random) -> S
         found = run.judge.after(scored, moved.fusion, live)
         if _is_better(run.see(found), scored):
             scored, idle = found, 0
-            around = _critical(run.judge, scored, edges)
+            around = _critical_edges(run.judge, scored, edges)
     return scored
 
 
-def _is_hopeless(run: Run, scored: Scored, moved: Moved, cost: list[float]) -> bool:
+def _is_hopeless(run: SearchRun, scored: Scored, moved: Change, cost: list[float]) -> bool:
     """Whether a change cannot pay: compute grows by more than the wire could give back."""
     was = {int(scored.fusion.group[g]) for g in moved.touched}
     more = sum(cost) - float(scored.cost[list(was)].sum())
@@ -467,16 +469,16 @@ def _is_hopeless(run: Run, scored: Scored, moved: Moved, cost: list[float]) -> b
     return now + run.judge.update * (not run.judge.by_message) > run.best.step * (1 + _HOPELESS)
 
 
-def _critical(judge: Evaluator, scored: Scored, edges: list[int]) -> list[int]:
+def _critical_edges(judge: Evaluator, scored: Scored, edges: list[int]) -> list[int]:
     """Edges between ops that the end of the step depends on; all where the host bounds it too."""
     if scored.launches > _HOST_BOUND * scored.step:
         return edges
-    inside = window(judge, scored)
+    inside = critical_ops(judge, scored)
     target = scored.fusion.problem.target
     return [e for e in edges if inside[target[e]]]
 
 
-def put_off(run: Run, scored: Scored) -> Scored:
+def defer_gradients(run: SearchRun, scored: Scored) -> Scored:
     """Gradients of weights behind all others: as many as help most, of two orders the better."""
     best = scored
     for ops in late_ops(run.judge.problem):
@@ -488,7 +490,7 @@ def put_off(run: Run, scored: Scored) -> Scored:
     return best
 
 
-def _better(run: Run, best: Scored, fusion: Fusion) -> Scored:
+def _better(run: SearchRun, best: Scored, fusion: Fusion) -> Scored:
     if run.over() or fusion.held > max(fusion.problem.room, best.fusion.held):
         return best
     found = run.see(run.judge.score(fusion, None, best.cost))
@@ -499,7 +501,7 @@ def _counts(many: int) -> Iterable[int]:
     return sorted({round(many * k / 16) for k in range(1, 17)} - {0})
 
 
-def shift(run: Run, scored: Scored) -> Scored:
+def shift_gradients(run: SearchRun, scored: Scored) -> Scored:
     """Single gradients into the bucket before or behind theirs, as long as that helps.
 
     Buckets of neighbours are the best of their kind; where gradients become ready together, or a
@@ -529,7 +531,7 @@ def _shifts(scored: Scored) -> list[list[list[int]]]:
     return found
 
 
-def part(run: Run, scored: Scored) -> Scored:
+def split_messages(run: SearchRun, scored: Scored) -> Scored:
     """Messages cut into parts, where the update of one part overlaps the next."""
     sizes = run.judge.problem.sizes
     held = [float(sizes[b].sum()) for b in scored.buckets.lists()]
@@ -543,10 +545,10 @@ def part(run: Run, scored: Scored) -> Scored:
     return scored
 
 
-def window(judge: Evaluator, scored: Scored) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def critical_ops(judge: Evaluator, scored: Scored) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Ops the end of the step depends on: all, or those before what the wire last waited for."""
     problem = scored.fusion.problem
-    if scored.through <= scored.compute:
+    if scored.comm_end <= scored.compute:
         return np.ones(len(problem), bool)
     waited = 0.0
     now = 0.0
@@ -589,7 +591,7 @@ class Backtrack:
 
 
 @dataclass
-class Trail:
+class BacktrackState:
     """Where a search stands: all it needs to go on as if it had never stopped."""
 
     dice: random.Random
@@ -615,46 +617,50 @@ class Trail:
                 self.push(found)
 
 
-def begun(run: Run, *, seed: int = 0, start: Scored | None = None) -> Trail:
+def begin_backtrack(
+    run: SearchRun, *, seed: int = 0, start: Scored | None = None
+) -> BacktrackState:
     """A search at its beginning: nothing fused, every gradient by itself, or what is given."""
     judge = run.judge
     if start is None:
         ready = judge.score(unfused(judge.problem))
         start = judge.sent(ready, own_buckets(judge.problem, ready.ready))
-    trail = Trail(random.Random(seed), run.see(start), seen={_hash(start.fusion, start.buckets)})
-    trail.push(start)
-    return trail
+    state = BacktrackState(
+        random.Random(seed), run.see(start), seen={_hash(start.fusion, start.buckets)}
+    )
+    state.push(start)
+    return state
 
 
-def backtrack(run: Run, how: Backtrack, trail: Trail) -> Scored:
+def backtrack(run: SearchRun, how: Backtrack, state: BacktrackState) -> Scored:
     """The cheapest state that the paper's search meets; the trail stands where it stopped."""
-    while trail.heap and trail.idle < how.patience and not run.over():
-        scored = heapq.heappop(trail.heap)[2]
+    while state.heap and state.idle < how.patience and not run.over():
+        scored = heapq.heappop(state.heap)[2]
         for method in METHODS:
             found: Scored | None = scored
-            fusion, buckets, touched = _changed_at_random(scored, method, how.beta, trail.dice)
+            fusion, buckets, touched = _random_changes(scored, method, how.beta, state.dice)
             if fusion is not scored.fusion or buckets is not scored.buckets:
                 key = _hash(fusion, buckets)
-                is_met, found = key in trail.seen, None
-                trail.seen.add(key)
+                is_met, found = key in state.seen, None
+                state.seen.add(key)
                 if not is_met and fusion is scored.fusion:
                     found = run.see(run.judge.sent(scored, buckets))
                 elif not is_met:
-                    live = _live(fusion, touched)
+                    live = _existing_groups(fusion, touched)
                     found = run.see(run.judge.after(scored, fusion, live, buckets))
-            trail.judge(found, how.alpha)
-        if len(trail.heap) > how.heap:
-            trail.heap = heapq.nsmallest(how.heap, trail.heap)
-    return trail.optimum
+            state.judge(found, how.alpha)
+        if len(state.heap) > how.heap:
+            state.heap = heapq.nsmallest(how.heap, state.heap)
+    return state.optimum
 
 
-def _changed_at_random(
+def _random_changes(
     scored: Scored, method: str, beta: int, dice: random.Random
 ) -> tuple[Fusion, Buckets, set[int]]:
     """A state after a method at up to `beta` random places, and the groups that cost other now."""
     times, fusion, touched = dice.randint(0, beta), scored.fusion, set[int]()
     if method == "send":
-        return fusion, _sent_together(scored, times, dice), touched
+        return fusion, _merge_messages(scored, times, dice), touched
     for _ in range(times):
         moved = random_move(fusion, method, dice)
         if moved is not None:
@@ -667,7 +673,7 @@ def _hash(fusion: Fusion, buckets: Buckets) -> bytes:
     return blake2b(fusion.key + buckets.key, digest_size=16).digest()
 
 
-def random_move(fusion: Fusion, method: str, dice: random.Random) -> Moved | None:
+def random_move(fusion: Fusion, method: str, dice: random.Random) -> Change | None:
     """A random op and a random one that it reads, fused; None where that is not allowed."""
     problem = fusion.problem
     i = dice.randrange(len(problem))
@@ -680,7 +686,7 @@ def random_move(fusion: Fusion, method: str, dice: random.Random) -> Moved | Non
     return merge(fusion, a, b) if a != b else None
 
 
-def _sent_together(scored: Scored, times: int, dice: random.Random) -> Buckets:
+def _merge_messages(scored: Scored, times: int, dice: random.Random) -> Buckets:
     """Random messages with the one before or behind, in the order their last gradient is made."""
     lists = scored.buckets.lists()
     for _ in range(times):
@@ -699,7 +705,7 @@ def _sent_together(scored: Scored, times: int, dice: random.Random) -> Buckets:
 # that are still open, each as its groups, copied edges and messages.
 
 
-class _State(msgspec.Struct):
+class _SavedState(msgspec.Struct):
     """One state: groups of fused ops, copied edges, messages."""
 
     groups: list[list[int]]
@@ -707,7 +713,7 @@ class _State(msgspec.Struct):
     messages: list[list[int]]
 
 
-class _File(msgspec.Struct):
+class _SearchFile(msgspec.Struct):
     """What `save` writes."""
 
     asked: dict[str, Any]
@@ -717,32 +723,32 @@ class _File(msgspec.Struct):
     pushed: int
     turns: list[int]
     seen: list[str]
-    states: Annotated[list[_State], msgspec.Meta(min_length=1)]
+    states: Annotated[list[_SavedState], msgspec.Meta(min_length=1)]
 
 
-def save_trail(trail: Trail, run: Run, path: Path, asked: dict[str, Any]) -> None:
+def save_search(state: BacktrackState, run: SearchRun, path: Path, asked: dict[str, Any]) -> None:
     """Write where a search stands."""
-    states = [trail.optimum, *(held for _, _, held in trail.heap)]
-    version, numbers, gauss = trail.dice.getstate()
+    states = [state.optimum, *(held for _, _, held in state.heap)]
+    version, numbers, gauss = state.dice.getstate()
     told = {
-        "asked": _asked(run.judge, asked),
+        "asked": _search_options(run.judge, asked),
         "dice": [version, list(numbers), gauss],
-        "idle": trail.idle,
+        "idle": state.idle,
         "evaluations": run.judge.evaluations,
-        "pushed": trail.pushed,
-        "turns": [turn for _, turn, _ in trail.heap],
-        "seen": sorted(key.hex() for key in trail.seen),
-        "states": [_plain(state) for state in states],
+        "pushed": state.pushed,
+        "turns": [turn for _, turn, _ in state.heap],
+        "seen": sorted(key.hex() for key in state.seen),
+        "states": [_state_json(state) for state in states],
     }
     write_text(path, json.dumps(told))
 
 
-def load_trail(run: Run, path: Path, asked: dict[str, Any]) -> Trail:
+def load_search(run: SearchRun, path: Path, asked: dict[str, Any]) -> BacktrackState:
     """The search that a file holds, of the same model and options."""
-    told = read_json(path, _File, "search to go on with")
-    _require_same(told.asked, _asked(run.judge, asked), path)
+    told = read_json(path, _SearchFile, "search to go on with")
+    _require_same(told.asked, _search_options(run.judge, asked), path)
     try:
-        optimum, *states = [_scored(run.judge, state) for state in told.states]
+        optimum, *states = [_load_state(run.judge, state) for state in told.states]
         dice = Random()
         dice.setstate((told.dice[0], tuple(told.dice[1]), told.dice[2]))
         heap = [(s.step, turn, s) for s, turn in zip(states, told.turns, strict=True)]
@@ -751,10 +757,10 @@ def load_trail(run: Run, path: Path, asked: dict[str, Any]) -> Trail:
         raise InputError(f"`{path}` holds no search of this model: {error}") from None
     run.see(optimum)
     run.judge.evaluations = told.evaluations
-    return Trail(dice, optimum, heap, seen, told.idle, told.pushed)
+    return BacktrackState(dice, optimum, heap, seen, told.idle, told.pushed)
 
 
-def _asked(judge: Evaluator, asked: dict[str, Any]) -> dict[str, Any]:
+def _search_options(judge: Evaluator, asked: dict[str, Any]) -> dict[str, Any]:
     more = {"by_message": judge.by_message, "sharded": judge.sharded}
     return {"model": judge.problem.fingerprint, **asked, **more}
 
@@ -768,7 +774,7 @@ def _require_same(known: dict[str, Any], wanted: dict[str, Any], path: Path) -> 
             )
 
 
-def _plain(scored: Scored) -> dict[str, Any]:
+def _state_json(scored: Scored) -> dict[str, Any]:
     fusion = scored.fusion
     return {
         "groups": [list(ops) for ops in fusion.members.values()],
@@ -777,20 +783,20 @@ def _plain(scored: Scored) -> dict[str, Any]:
     }
 
 
-def _scored(judge: Evaluator, state: _State) -> Scored:
+def _load_state(judge: Evaluator, state: _SavedState) -> Scored:
     groups = [tuple(ops) for ops in state.groups]
     fusion = fused(judge.problem, groups, state.copied)
     return judge.score(fusion, buckets_of(state.messages))
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class FusionResult:
     """The best way to fuse, and what it was compared with."""
 
     best: Scored
     baselines: Mapping[str, Scored]
     bounds: Bounds
-    run: Run
+    run: SearchRun
     stopped: bool = False  # by Ctrl-C, before its limits were reached
 
 
@@ -855,7 +861,7 @@ class FusionPlanner(Planner):
                 continue
             made = make()
             eager = predict_many(eager_plans(made, workload), workload, cluster, advises=False)
-            made = referred(made, eager, cluster)
+            made = with_reference(made, eager, cluster)
             if found is None or isinstance(model, Graph):
                 found = made
                 if _fits(made):
@@ -886,27 +892,27 @@ class FusionPlanner(Planner):
             if model.batch % repeats == 0
         ]
 
-    def search(self, problem: Problem, progress: Progress = silent) -> Found:
+    def search(self, problem: Problem, progress: Progress = silent) -> FusionResult:
         """The best way found; never longer than any baseline."""
         by_message = self.update == "by-message"
         rivals = baselines(Evaluator(problem, by_message, problem.zero == 2))
         judge = Evaluator(problem, by_message, self.sharded or problem.zero == 2)
-        run = Run(judge, self.seconds, self.evaluations, _telling(progress))
+        run = SearchRun(judge, self.seconds, self.evaluations, _report_to(progress))
         if self.runs:
             rivals = {name: r for name, r in rivals.items() if not r.fusion.members}
         for rival in rivals.values():
             run.see(rival)
         judge.evaluations += len(rivals)
-        start = _started(judge, read(self.start)) if self.start else None
+        start = _score_plan(judge, read(self.start)) if self.start else None
         stopped = False
         try:
             if self.runs:
                 run.see(judge.score(unfused(problem)))
             elif self.method == "backtrack":
-                trail = self._trail(run, start)
-                backtrack(run, Backtrack(self.alpha, self.beta, self.patience, self.heap), trail)
+                state = self._trail(run, start)
+                backtrack(run, Backtrack(self.alpha, self.beta, self.patience, self.heap), state)
                 if self.resume:
-                    save_trail(trail, run, Path(self.resume), self._asked)
+                    save_search(state, run, Path(self.resume), self._asked)
             else:
                 first = start.fusion if start is not None else None
                 climb(run, seed=self.seed, start=first, reorder=self.reorder)
@@ -914,19 +920,19 @@ class FusionPlanner(Planner):
             stopped = True
         assert run.best is not None
         assert run.shortest is not None
-        return Found(run.best, rivals, bounds(judge, run.shortest), run, stopped)
+        return FusionResult(run.best, rivals, bounds(judge, run.shortest), run, stopped)
 
     @property
     def _asked(self) -> dict[str, Any]:
         """Options that a search kept in a file has to be gone on with."""
         return {n: getattr(self, n) for n in ("seed", "start", "alpha", "beta", "heap")}
 
-    def _trail(self, run: Run, start: Scored | None) -> Trail:
+    def _trail(self, run: SearchRun, start: Scored | None) -> BacktrackState:
         """The paper's search at its beginning, or where a file says it stopped."""
         path = Path(self.resume) if self.resume else None
         if path is not None and path.is_file():
-            return load_trail(run, path, self._asked)
-        return begun(run, seed=self.seed, start=start)
+            return load_search(run, path, self._asked)
+        return begin_backtrack(run, seed=self.seed, start=start)
 
     def _require_runs(self) -> None:
         if self.resume and self.method != "backtrack":
@@ -969,13 +975,13 @@ def _fits(problem: Problem) -> bool:
     return unfused(problem).held <= problem.room
 
 
-def _started(judge: Evaluator, plan: Plan) -> Scored:
+def _score_plan(judge: Evaluator, plan: Plan) -> Scored:
     """The step of a plan to go on from, with its messages where it names any."""
     fusion = fusion_of(plan, judge.problem)
     return judge.score(fusion, buckets_from(plan, judge.problem) if plan.buckets else None)
 
 
-def _telling(progress: Progress) -> Callable[[float, float, int], None]:
+def _report_to(progress: Progress) -> Callable[[float, float, int], None]:
     def tell(step: float, bound: float, many: int) -> None:
         progress(f"{many} evaluations, bound {bound:.6g} s", step)
 
@@ -994,11 +1000,11 @@ def _require_room(problem: Problem, start: str) -> None:
         )
 
 
-def _notes(found: Found, asked: FusionPlanner, scale: float) -> tuple[str, ...]:
+def _notes(found: FusionResult, asked: FusionPlanner, scale: float) -> tuple[str, ...]:
     best = found.best
     problem, fusion = best.fusion.problem, best.fusion
     sizes = [float(problem.sizes[b].sum()) for b in best.buckets.lists()]
-    overlap, bound = of_kernels(found.run.judge, best)
+    overlap, bound = bounds_of_kernels(found.run.judge, best)
     ways = sorted({problem.wire.way(s) for s in sizes})
     notes = [
         f"{len(problem)} ops in {fusion.num_groups} kernels, {int(fusion.copied.sum())} recomputed",

@@ -63,7 +63,7 @@ NEAR = 8  # ops since something was written for which the cache may still hold i
 _KNOWN = frozenset(WORDS)
 
 
-def closed(sizes: Sequence[float], most: float, first: float) -> list[int]:
+def bucket_starts(sizes: Sequence[float], most: float, first: float) -> list[int]:
     """Where buckets begin that are closed when they reach a size; the first may be smaller."""
     firsts, held, limit = [0], 0.0, first
     for k, size in enumerate(sizes):
@@ -110,13 +110,13 @@ class Wire:
 def wire_of(cluster: Cluster) -> Wire:
     """The wire between all ranks of a cluster."""
     levels, one = cluster.levels(range(cluster.size)), np.array([1.0])
-    names, laws = _ways(collective.price("all_reduce", one, levels))
-    scatter = _ways(collective.price("reduce_scatter", one, levels))[1]
-    gather = _ways(collective.price("all_gather", one, levels))[1]
+    names, laws = _algorithms(collective.price("all_reduce", one, levels))
+    scatter = _algorithms(collective.price("reduce_scatter", one, levels))[1]
+    gather = _algorithms(collective.price("all_gather", one, levels))[1]
     return Wire(names, laws, cluster.size, scatter, gather)
 
 
-def _ways(found: collective.PricedMany) -> tuple[tuple[str, ...], Array]:
+def _algorithms(found: collective.PricedMany) -> tuple[tuple[str, ...], Array]:
     """Names and laws of the ways a collective can go."""
     if not found.ways:
         return (ALONE,), np.zeros((1, 3))
@@ -153,7 +153,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class OpNode:
     """One op; sizes as in `foretell.cost.fused_regions`."""
 
     name: str  # layer/op, or what a capture calls it
@@ -199,7 +199,7 @@ class Problem:
 
     model: str  # what it was made from
     fingerprint: str
-    ops: tuple[Piece, ...]
+    ops: tuple[OpNode, ...]
     source: Whole  # edges: who made it,
     target: Whole  # who reads it,
     pattern: Whole  # and how
@@ -231,12 +231,12 @@ class Problem:
     @cached_property
     def reads(self) -> list[list[tuple[int, int]]]:
         """For each op the (op, edge) it reads."""
-        return _listed(len(self.ops), self.target, self.source)
+        return _edges_by_op(len(self.ops), self.target, self.source)
 
     @cached_property
     def readers(self) -> list[list[tuple[int, int]]]:
         """For each op the (op, edge) that reads it."""
-        return _listed(len(self.ops), self.source, self.target)
+        return _edges_by_op(len(self.ops), self.source, self.target)
 
     @cached_property
     def rows(self) -> tuple[Whole, Whole]:
@@ -249,7 +249,8 @@ class Problem:
         """A number for each op: the same for ops that cost the same and read the same."""
         seen: dict[Any, int] = {}
         return [
-            seen.setdefault((_look(op), self._given(i)), len(seen)) for i, op in enumerate(self.ops)
+            seen.setdefault((_price_key(op), self._given(i)), len(seen))
+            for i, op in enumerate(self.ops)
         ]
 
     def _given(self, i: int) -> tuple[Any, ...]:
@@ -314,14 +315,14 @@ def checked(problem: Problem) -> Problem:
     return problem
 
 
-def _listed(count: int, at: Whole, other: Whole) -> list[list[tuple[int, int]]]:
+def _edges_by_op(count: int, at: Whole, other: Whole) -> list[list[tuple[int, int]]]:
     rows: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     for edge, (i, j) in enumerate(zip(at.tolist(), other.tolist(), strict=True)):
         rows[i].append((j, edge))
     return rows
 
 
-def _look(op: Piece) -> tuple[Any, ...]:
+def _price_key(op: OpNode) -> tuple[Any, ...]:
     sizes = (op.elements, op.looped, op.seconds, op.bytes, op.inner, op.across, op.last, op.flops)
     return (op.word, op.dtype, op.side, op.kept, op.entries, *sizes)
 
@@ -354,14 +355,14 @@ _SAME = {
     "reduce": "sum",
     "attention": "scaled_dot_product_attention",
 }
-THERE = _SAME | {
+FORWARD_WORDS = _SAME | {
     "conv": "convolution", "conv_dgrad": "convolution", "norm": "layer_norm",
     "rms_norm": "rms_norm",
     "softmax": "softmax", "dropout": "dropout", "elementwise": "add", "activation": "tanh",
     "gelu": "gelu", "silu": "silu", "relu": "relu", "tanh": "tanh", "sigmoid": "sigmoid",
     "embedding": "embedding", "batch_norm": "batch_norm", "pool": "max_pool2d_with_indices",
 }  # fmt: skip
-BACK = _SAME | {
+BACKWARD_WORDS = _SAME | {
     "conv": "convolution_backward", "conv_dgrad": "convolution_backward",
     "conv_wgrad": "convolution_backward", "norm_backward": "layer_norm_backward",
     "rms_norm_backward": "fused_rms_norm_backward", "softmax_backward": "softmax_backward_data",
@@ -377,7 +378,7 @@ def problem_of_graph(
     graph: Graph, cluster: Cluster, *, epilogue: bool = False, learned: bool = False, zero: int = 0
 ) -> Problem:
     """One data-parallel step of a captured graph on every rank of a cluster."""
-    priced = price(graph, of_slowest(cluster))
+    priced = price(graph, slowest_rank(cluster))
     tasks = _kernels(graph)
     place = {int(t): i for i, t in enumerate(tasks)}
     gradients = _gradients(graph, place)
@@ -436,13 +437,13 @@ def _reads(graph: Graph, place: dict[int, int]) -> list[tuple[int, int, int]]:
 def _pieces(
     graph: Graph, tasks: np.ndarray[tuple[int], np.dtype[np.int64]],
     rows: list[tuple[int, int, int]], gradients: list[Gradient],
-) -> list[Piece]:  # fmt: skip
+) -> list[OpNode]:  # fmt: skip
     written, names = _written(graph), op_names(graph)
     read, needed = {s for s, _, _ in rows}, {g.op for g in gradients}
     sources: dict[int, list[int]] = {}
     for s, t, _ in rows:
         sources.setdefault(t, []).append(s)
-    found: list[Piece] = []
+    found: list[OpNode] = []
     for i, task in enumerate(tasks.tolist()):
         piece = _piece_of_task(graph, task, written.get(task, 0.0))
         kept = i in needed or i not in read
@@ -459,7 +460,7 @@ def _written(graph: Graph) -> dict[int, float]:
     return found
 
 
-def _piece_of_task(graph: Graph, task: int, written: float) -> Piece:
+def _piece_of_task(graph: Graph, task: int, written: float) -> OpNode:
     word = word_of(graph.names[int(graph.op[task])].rstrip("_"))
     word = word if word in WORDS else "other"
     dtype = name_of_code(Dtype, int(graph.dtype[task]))
@@ -473,7 +474,7 @@ def _piece_of_task(graph: Graph, task: int, written: float) -> Piece:
     largest = max(dims, key=prod, default=(1,))
     inner, across = _inner(word, kind, largest, looped, made)
     side = BACKWARD if graph.phase[task] == Phase.BACKWARD else FORWARD
-    return Piece(
+    return OpNode(
         "", word, dtype, made, max(looped, made), float(graph.seconds[task]),
         made * _SIZE[dtype], side, inner, across, float(largest[-1] if largest else 1),
         float(graph.flops[task]) if kind == "template" else 0.0, given=given(graph, task),
@@ -491,7 +492,7 @@ def _inner(word: str, kind: str, dims: Dims, looped: float, made: float) -> tupl
     return 1.0, 0
 
 
-def _entries(graph: Graph, task: int, piece: Piece, makers: list[Piece]) -> tuple[Entry, ...]:
+def _entries(graph: Graph, task: int, piece: OpNode, makers: list[OpNode]) -> tuple[Entry, ...]:
     """What an op is given that no op of the step made: inputs left over by size."""
     left = [float(prod(d)) for d in _inputs(graph, task)]
     for maker in makers:
@@ -514,12 +515,12 @@ class _Kernel:
     """One kernel while the step is written: its call, its piece without a price, what it reads."""
 
     call: Call
-    piece: Piece
+    piece: OpNode
     reads: list[tuple[int, int]] = field(default_factory=list)  # op, pattern
 
 
 @dataclass
-class _Page:
+class _StepBuilder:
     workload: Workload
     flags: frozenset[str]
     batch: float
@@ -571,60 +572,60 @@ def from_workload(
             f"{workload.batch} samples of a rank in {memory.repeats} micro-batches",
             hint="give a number that divides them",
         )
-    page = _Page(workload, flags, float(workload.batch // memory.repeats), run)
+    builder = _StepBuilder(workload, flags, float(workload.batch // memory.repeats), run)
     places = list(_places(workload))
     for layer, name in places:
-        page.entered[name] = len(page.kernels)
-        for op in _works(layer, flags):
-            _forward(page, op, name)
-    page.first = dict(page.own)
+        builder.entered[name] = len(builder.kernels)
+        for op in _named_ops(layer, flags):
+            _forward(builder, op, name)
+    builder.first = dict(builder.own)
     brief = 0.0
     for layer, name in reversed(places):
-        begun = len(page.kernels)
+        begun = len(builder.kernels)
         if memory.recompute and layer.is_block:
-            _again(page, layer, name)
-        again = range(begun, len(page.kernels))
-        for op in reversed(_works(layer, flags)):
-            _backward(page, op, layer, name)
-        brief = max(brief, _kept_again(page, again))
-    calls_, graph = _as_graph(page, device)
-    took = prices(graph, np.arange(graph.size), of_slowest(cluster, workload.dtype))[0]
+            _add_recompute(builder, layer, name)
+        again = range(begun, len(builder.kernels))
+        for op in reversed(_named_ops(layer, flags)):
+            _backward(builder, op, layer, name)
+        brief = max(brief, _recomputed_bytes(builder, again))
+    calls_, graph = _as_graph(builder, device)
+    took = prices(graph, np.arange(graph.size), slowest_rank(cluster, workload.dtype))[0]
     seconds = _throttled(workload.dtype, calls_, device, np.asarray(took, float))
-    ops, update = _finished(page, seconds[:-1]), float(seconds[-1])
-    rows = [(s, t, p) for t, k in enumerate(page.kernels) for s, p in k.reads]
+    ops, update = _priced_ops(builder, seconds[:-1]), float(seconds[-1])
+    rows = [(s, t, p) for t, k in enumerate(builder.kernels) for s, p in k.reads]
     source, target, pattern = edges_of(rows)
     return Problem(
         workload.name, workload.fingerprint(), ops, source, target, pattern,
-        tuple(page.gradients), update, wire_of(cluster), device,
-        held=memory.held(_parameters(page), run, cluster.size) + brief,
+        tuple(builder.gradients), update, wire_of(cluster), device,
+        held=memory.held(_parameters(builder), run, cluster.size) + brief,
         room=min(float(d.memory) for d in cluster.devices),
-        epilogue=epilogue, learned=learned, samples=int(page.batch), repeats=memory.repeats,
+        epilogue=epilogue, learned=learned, samples=int(builder.batch), repeats=memory.repeats,
         recompute=memory.recompute, zero=memory.zero,
     )  # fmt: skip
 
 
-def _again(page: _Page, layer: Layer, name: str) -> None:
+def _add_recompute(builder: _StepBuilder, layer: Layer, name: str) -> None:
     """The forward of a block once more, before its backward, from what entered the block."""
     place: dict[int, int] = {}
-    for op in _works(layer, page.flags):
-        mine = page.own[name, op.name]
+    for op in _named_ops(layer, builder.flags):
+        mine = builder.own[name, op.name]
         for i in mine:
-            old = page.kernels[i]
+            old = builder.kernels[i]
             piece = replace(old.piece, name=f"{old.piece.name}.recompute", side=BACKWARD)
-            place[i] = len(page.kernels)
-            page.kernels.append(
+            place[i] = len(builder.kernels)
+            builder.kernels.append(
                 _Kernel(old.call, piece, [(place.get(s, s), how) for s, how in old.reads])
             )
-        page.own[name, op.name] = [place[i] for i in mine]
-        fed = page.fed.get((name, op.name), -1)
-        page.fed[name, op.name] = place.get(fed, fed)
+        builder.own[name, op.name] = [place[i] for i in mine]
+        fed = builder.fed.get((name, op.name), -1)
+        builder.fed[name, op.name] = place.get(fed, fed)
 
 
-def _kept_again(page: _Page, again: range) -> float:
+def _recomputed_bytes(builder: _StepBuilder, again: range) -> float:
     """Bytes that a block's second forward keeps for its backward."""
-    later = page.kernels[again.stop :]
+    later = builder.kernels[again.stop :]
     read = {s for kernel in later for s, _ in kernel.reads}
-    return sum(page.kernels[i].piece.bytes for i in again if i in read)
+    return sum(builder.kernels[i].piece.bytes for i in again if i in read)
 
 
 def _places(workload: Workload) -> Iterator[tuple[Layer, str]]:
@@ -637,7 +638,7 @@ def _places(workload: Workload) -> Iterator[tuple[Layer, str]]:
             )
 
 
-def _works(layer: Layer, flags: frozenset[str]) -> list[Op]:
+def _named_ops(layer: Layer, flags: frozenset[str]) -> list[Op]:
     """Ops that run, by names of their own: a name that comes again is numbered."""
     found: list[Op] = []
     counts: dict[str, int] = {}
@@ -649,7 +650,7 @@ def _works(layer: Layer, flags: frozenset[str]) -> list[Op]:
     return found
 
 
-def _each(op: Op, found: list[Call]) -> list[Call]:
+def _kernels_in_order(op: Op, found: list[Call]) -> list[Call]:
     """Kernels in the order they run; the steps of a recurrent layer take turns."""
     turns = [call for call in found if call.times > 1]
     if op.kind != "recurrent" or not turns:
@@ -659,32 +660,32 @@ def _each(op: Op, found: list[Call]) -> list[Call]:
     return [*once[:1], *steps, *once[1:]]
 
 
-def _forward(page: _Page, op: Op, layer: str) -> None:
-    sizes = op.sizes({}, page.batch)
-    there = _each(op, calls(op, sizes, page.flags)[0])
+def _forward(builder: _StepBuilder, op: Op, layer: str) -> None:
+    sizes = op.sizes({}, builder.batch)
+    there = _kernels_in_order(op, calls(op, sizes, builder.flags)[0])
     made: list[int] = []
     for call in there:
-        piece = _piece(page, op, call, FORWARD, f"{layer}/{op.name}", len(made))
-        need, entries = _needs(piece, call)
+        piece = _piece(builder, op, call, FORWARD, f"{layer}/{op.name}", len(made))
+        need, entries = _forward_inputs(piece, call)
         kernel = _Kernel(call, replace(piece, entries=entries))
-        source = page.nearest(FORWARD, need) if need else -1
-        if source < 0 and need and page.kernels:
-            source = len(page.kernels) - 1
+        source = builder.nearest(FORWARD, need) if need else -1
+        if source < 0 and need and builder.kernels:
+            source = len(builder.kernels) - 1
         if source >= 0:
             kernel.reads.append((source, 0))
-        _more_reads(page, op, kernel, layer)
+        _more_reads(builder, op, kernel, layer)
         if not made:
-            page.fed[layer, op.name] = source
-        made.append(page.add(kernel))
-    page.own[layer, op.name] = made
+            builder.fed[layer, op.name] = source
+        made.append(builder.add(kernel))
+    builder.own[layer, op.name] = made
 
 
-def _more_reads(page: _Page, op: Op, kernel: _Kernel, layer: str) -> None:
+def _more_reads(builder: _StepBuilder, op: Op, kernel: _Kernel, layer: str) -> None:
     """A sum of two reads what entered its layer, or something from outside."""
     extra = round(float(op.options.get("passes", 2.0))) - 2 if op.kind == "pointwise" else 0
     for _ in range(min(extra, 2)):
         n = kernel.piece.elements
-        skip = page.nearest(FORWARD, n, page.entered[layer])
+        skip = builder.nearest(FORWARD, n, builder.entered[layer])
         if skip >= 0 and (skip, 0) not in kernel.reads:
             kernel.reads.append((skip, 0))
         else:
@@ -692,27 +693,31 @@ def _more_reads(page: _Page, op: Op, kernel: _Kernel, layer: str) -> None:
             kernel.piece = replace(kernel.piece, entries=(*kernel.piece.entries, entry))
 
 
-def _backward(page: _Page, op: Op, layer: Layer, name: str) -> None:
-    sizes = op.sizes({}, page.batch)
-    back = _each(op, calls(op, sizes, page.flags)[1])
-    own, fed = page.own.get((name, op.name), []), page.fed.get((name, op.name), -1)
-    out = page.kernels[own[-1]].piece.elements if own else 0.0
+def _backward(builder: _StepBuilder, op: Op, layer: Layer, name: str) -> None:
+    sizes = op.sizes({}, builder.batch)
+    back = _kernels_in_order(op, calls(op, sizes, builder.flags)[1])
+    own, fed = builder.own.get((name, op.name), []), builder.fed.get((name, op.name), -1)
+    out = builder.kernels[own[-1]].piece.elements if own else 0.0
     made: list[int] = []
     for call in back:
-        piece = _piece(page, op, call, BACKWARD, f"{name}/{op.name}.backward", len(made))
+        piece = _piece(builder, op, call, BACKWARD, f"{name}/{op.name}.backward", len(made))
         kernel = _Kernel(call, piece)
-        source = page.nearest(BACKWARD, out)
+        source = builder.nearest(BACKWARD, out)
         if made and call.op not in ("gemm", "reduce", "conv_dgrad", "conv_wgrad", "attention"):
-            source = page.nearest(BACKWARD, piece.looped)
+            source = builder.nearest(BACKWARD, piece.looped)
         if source < 0:
-            source = len(page.kernels) - 1
+            source = len(builder.kernels) - 1
         kernel.reads.append((source, 0))
-        kernel.reads += [(s, 0) for s in _saved(page, op, kernel, own, fed) if s != source]
-        made.append(page.add(kernel))
-    _leave(page, op, layer, name, made)
+        kernel.reads += [
+            (s, 0) for s in _saved_inputs(builder, op, kernel, own, fed) if s != source
+        ]
+        made.append(builder.add(kernel))
+    _add_gradients(builder, op, layer, name, made)
 
 
-def _saved(page: _Page, op: Op, kernel: _Kernel, own: list[int], fed: int) -> list[int]:
+def _saved_inputs(
+    builder: _StepBuilder, op: Op, kernel: _Kernel, own: list[int], fed: int
+) -> list[int]:
     """What of the forward a gradient reads; a product's own gradients a weight or its input."""
     call = kernel.call
     if call.op == "reduce" or not own:
@@ -722,47 +727,47 @@ def _saved(page: _Page, op: Op, kernel: _Kernel, own: list[int], fed: int) -> li
         kernel.piece = replace(kernel.piece, entries=(Entry(weight, kernel.piece.dtype),))
         return []
     if len(own) > 1:
-        same = [i for i in own if page.kernels[i].piece.elements == kernel.piece.elements]
+        same = [i for i in own if builder.kernels[i].piece.elements == kernel.piece.elements]
         return same[-1:] or own[:1]
-    names = [t.name for t in op.saved if holds(t.when, page.flags)]
+    names = [t.name for t in op.saved if holds(t.when, builder.flags)]
     if op.kind in ("matmul", "conv", "norm", "batch_norm") or "input" in names:
         return [fed] if fed >= 0 else []
     return own[-1:] if names else []
 
 
-def _leave(page: _Page, op: Op, layer: Layer, name: str, made: list[int]) -> None:
+def _add_gradients(builder: _StepBuilder, op: Op, layer: Layer, name: str, made: list[int]) -> None:
     """The gradients of an op's weights, each with the kernel that completes it."""
-    again = {other for _, other in page.workload.tied}
-    if not page.kernels:
+    again = {other for _, other in builder.workload.tied}
+    if not builder.kernels:
         return
     for k, weight in enumerate(op.weights):
         if f"{layer.name}/{weight.name}" in again:
             continue
-        size = float(weight.elements(op.dims)) * BYTES[page.run.grad_dtype]
-        sums = [i for i in made if page.kernels[i].call.op == "reduce"]
+        size = float(weight.elements(op.dims)) * BYTES[builder.run.grad_dtype]
+        sums = [i for i in made if builder.kernels[i].call.op == "reduce"]
         rest = [i for i in made if i not in sums]
-        last = made[-1] if made else len(page.kernels) - 1
+        last = made[-1] if made else len(builder.kernels) - 1
         op_at = sums[-1] if k and sums else rest[-1] if rest else last
-        used = page.first.get((name, op.name)) or [0]
-        page.gradients.append(Gradient(f"{name}/{weight.name}", size, op_at, used[0]))
+        used = builder.first.get((name, op.name)) or [0]
+        builder.gradients.append(Gradient(f"{name}/{weight.name}", size, op_at, used[0]))
 
 
-def _piece(page: _Page, op: Op, call: Call, side: int, name: str, number: int) -> Piece:
+def _piece(builder: _StepBuilder, op: Op, call: Call, side: int, name: str, number: int) -> OpNode:
     """A kernel's sizes; its price comes later."""
-    shape = {k: float(np.asarray(v)) for k, v in call.shape.items()} or _moved(call)
-    dtype = call.dtype or page.workload.dtype
-    word = (THERE if side == FORWARD else BACK).get(call.op, "other")
+    shape = {k: float(np.asarray(v)) for k, v in call.shape.items()} or _shape_of_bytes(call)
+    dtype = call.dtype or builder.workload.dtype
+    word = (FORWARD_WORDS if side == FORWARD else BACKWARD_WORDS).get(call.op, "other")
     if word == "add" and ("gate" in op.name or "scale" in op.name):
         word = "mul"
     made, looped, inner, last = _sizes(call.op, shape, op)
     across = 1 if call.op.startswith(("batch_norm", "reduce")) else 0
-    return Piece(
+    return OpNode(
         name if not number else f"{name}.{number}", word, dtype, made, looped, 0.0,
         made * BYTES[dtype], side, inner, across, last, float(np.asarray(call.flops)),
     )  # fmt: skip
 
 
-def _moved(call: Call) -> dict[str, float]:
+def _shape_of_bytes(call: Call) -> dict[str, float]:
     """Elements of a recorded kernel of which only the bytes are known: each read and written."""
     width = BYTES[call.dtype] if call.dtype else 2.0  # bytes of a workload's format are of halves
     return {"n": max(1.0, float(np.asarray(call.bytes)) / (2.0 * width))}
@@ -802,7 +807,7 @@ def _conv_sizes(kind: str, s: dict[str, float]) -> tuple[float, float, float, fl
     return made, made, 1.0, s["w"]
 
 
-def _needs(piece: Piece, call: Call) -> tuple[float, tuple[Entry, ...]]:
+def _forward_inputs(piece: OpNode, call: Call) -> tuple[float, tuple[Entry, ...]]:
     """Elements a forward kernel reads of what was made before, and what enters besides."""
     s = {k: float(np.asarray(v)) for k, v in call.shape.items()}
     if call.op == "gemm":
@@ -819,26 +824,26 @@ def _needs(piece: Piece, call: Call) -> tuple[float, tuple[Entry, ...]]:
     return piece.looped, ()
 
 
-def _as_graph(page: _Page, device: Device) -> tuple[list[Call], Graph]:
+def _as_graph(builder: _StepBuilder, device: Device) -> tuple[list[Call], Graph]:
     """Every kernel by itself, and the update behind them, as tasks to be priced."""
     make = Builder()
-    calls_ = [in_format(kernel.call, page.run, device) for kernel in page.kernels]
+    calls_ = [in_format(kernel.call, builder.run, device) for kernel in builder.kernels]
     for call in calls_:
         make.task(
-            kind="kernel", op=call.op, dtype=call.dtype or page.workload.dtype,
+            kind="kernel", op=call.op, dtype=call.dtype or builder.workload.dtype,
             shape=write({k: float(np.asarray(v)) for k, v in call.shape.items()}),
             flops=float(np.asarray(call.flops)),
-            bytes=float(np.asarray(call.moved(page.workload.dtype))),
+            bytes=float(np.asarray(call.moved(builder.workload.dtype))),
         )  # fmt: skip
-    many = _parameters(page)
-    moved = page.run.update * many
+    many = _parameters(builder)
+    moved = builder.run.update * many
     make.task(kind="kernel", op="optimizer", dtype="fp32", bytes=moved, shape=f"n={many:g}")
     return calls_, make.graph(check=False)
 
 
-def _parameters(page: _Page) -> float:
+def _parameters(builder: _StepBuilder) -> float:
     """How many numbers are trained."""
-    return sum(g.bytes for g in page.gradients) / BYTES[page.run.grad_dtype]
+    return sum(g.bytes for g in builder.gradients) / BYTES[builder.run.grad_dtype]
 
 
 def _throttled(dtype: str, calls_: list[Call], device: Device, seconds: Array) -> Array:
@@ -857,7 +862,7 @@ def _throttled(dtype: str, calls_: list[Call], device: Device, seconds: Array) -
     return np.append(np.where(is_matrix, busy * slower, busy), seconds[-1])
 
 
-def of_slowest(cluster: Cluster, dtype: str = "bf16") -> Cluster:
+def slowest_rank(cluster: Cluster, dtype: str = "bf16") -> Cluster:
     """One rank of the slowest kind: what every rank of a data-parallel step waits for."""
     if len(cluster.devices_by_kind()) == 1:
         return cluster
@@ -865,11 +870,11 @@ def of_slowest(cluster: Cluster, dtype: str = "bf16") -> Cluster:
     return cluster.part((next(r for r, d in enumerate(cluster.devices) if d.name == name),))
 
 
-def _finished(page: _Page, seconds: Any) -> tuple[Piece, ...]:
+def _priced_ops(builder: _StepBuilder, seconds: Any) -> tuple[OpNode, ...]:
     """Pieces with their prices; what a gradient is or nothing reads has to be written."""
-    read = {s for k in page.kernels for s, _ in k.reads}
-    needed = {g.op for g in page.gradients}
+    read = {s for k in builder.kernels for s, _ in k.reads}
+    needed = {g.op for g in builder.gradients}
     return tuple(
         replace(k.piece, seconds=float(t), kept=i in needed or i not in read)
-        for i, (k, t) in enumerate(zip(page.kernels, seconds, strict=True))
+        for i, (k, t) in enumerate(zip(builder.kernels, seconds, strict=True))
     )

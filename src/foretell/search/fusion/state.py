@@ -40,7 +40,7 @@ import numpy.typing as npt
 
 from foretell.cost.fused_regions import is_fusible, may_fuse
 from foretell.errors import InputError
-from foretell.search.fusion.lanes import arrange
+from foretell.search.fusion.lanes import group_order
 from foretell.search.fusion.problem import BACKWARD, FORWARD, Problem
 
 Whole = npt.NDArray[np.int64]
@@ -158,7 +158,7 @@ class Fusion:
             source = np.concatenate([source, one])
             copied = np.concatenate([copied, np.zeros(len(more), bool)])
         target = p.target if target is None else np.concatenate([p.target, target])
-        return np.asarray(arrange(self.group, self.late, copied, source, target, *p.rows))
+        return np.asarray(group_order(self.group, self.late, copied, source, target, *p.rows))
 
     @property
     def num_groups(self) -> int:
@@ -211,7 +211,7 @@ class Fusion:
         group[list(ops)] = ops[0]
         return replace(self, group=group, copied=self._cleared(group, ops), members=members)
 
-    def merge_here(self, a: int, b: int) -> None:
+    def merge_in_place(self, a: int, b: int) -> None:
         """Two groups as one, in place: for a state that no other holds yet."""
         ops = tuple(sorted((*self.of(a), *self.of(b))))
         for g in (a, b):
@@ -235,7 +235,7 @@ class Fusion:
                 if copied[edge] and group[reader] == group[i]:
                     copied[edge] = any(copied[again] for _, again in readers[reader])
 
-    def take_out_here(self, i: int) -> None:
+    def take_out_in_place(self, i: int) -> None:
         """An op by itself again, in place: for a state that no other holds yet."""
         g = int(self.group[i])
         rest = tuple(o for o in self.members.pop(g) if o != i)
@@ -299,11 +299,11 @@ def edge_fits(problem: Problem, edge: int) -> bool:
 
 def merged_if_legal(state: Fusion, a: int, b: int) -> Fusion | None:
     """Two groups as one, or None where that is not allowed."""
-    found = None if why_not(state, a, b) else state.merged(a, b)
+    found = None if merge_obstacle(state, a, b) else state.merged(a, b)
     return found if found is not None and found.is_ring_free else None
 
 
-def why_not(state: Fusion, a: int, b: int) -> str:
+def merge_obstacle(state: Fusion, a: int, b: int) -> str:
     """What forbids that two groups become one; rings are found when they are one."""
     problem, one, two = state.problem, state.of(a), state.of(b)
     if a == b:
@@ -312,7 +312,7 @@ def why_not(state: Fusion, a: int, b: int) -> str:
         return "one is of the forward, one of the backward"
     if len(one) + len(two) > MOST:
         return f"{len(one) + len(two)} ops are more than the {MOST} of one kernel"
-    edges = between(state, a, b)
+    edges = edges_between(state, a, b)
     if not edges:
         return "neither reads the other"
     for edge in edges:
@@ -335,7 +335,7 @@ def _unfit(problem: Problem, i: int, j: int) -> str:
     )
 
 
-def between(state: Fusion, a: int, b: int) -> list[int]:
+def edges_between(state: Fusion, a: int, b: int) -> list[int]:
     """The edges from one group to another, either way."""
     small, other = (a, b) if len(state.of(a)) <= len(state.of(b)) else (b, a)
     problem, found = state.problem, []
@@ -351,7 +351,7 @@ def copied_if_legal(state: Fusion, edge: int) -> Fusion | None:
         return None
     found = state.with_copy(edge)  # no ring: who waited for the maker waits for what it reads
     room = state.problem.room
-    if crosses(state, edge) and found.held > room and found.held > state.held:
+    if crosses_sides(state, edge) and found.held > room and found.held > state.held:
         return None
     return found
 
@@ -369,7 +369,7 @@ def may_copy(state: Fusion, edge: int) -> bool:
     return edge_fits(problem, edge)
 
 
-def crosses(state: Fusion, edge: int) -> bool:
+def crosses_sides(state: Fusion, edge: int) -> bool:
     """Whether an edge leads from the forward into the backward, itself or for a copy."""
     problem = state.problem
     i, j = int(problem.source[edge]), int(problem.target[edge])
@@ -381,7 +381,7 @@ def holds_no_more(state: Fusion, found: Fusion) -> bool:
     return found.held <= state.problem.room or found.held <= state.held
 
 
-def require(state: Fusion) -> Fusion:
+def require_legal(state: Fusion) -> Fusion:
     """The same state, or an error that names the first thing wrong with it."""
     problem = state.problem
     for ops in state.members.values():
@@ -439,23 +439,23 @@ def _require_group(problem: Problem, ops: tuple[int, ...]) -> None:
         raise InputError(f"the region of {names} falls apart: `{apart}` reads none of the others")
 
 
-class Moved(NamedTuple):
+class Change(NamedTuple):
     """A state after a move, and the groups that cost something else now."""
 
     fusion: Fusion
     touched: tuple[int, ...]
 
 
-def merge(fusion: Fusion, a: int, b: int) -> Moved | None:
+def merge(fusion: Fusion, a: int, b: int) -> Change | None:
     """Two groups as one."""
     found = merged_if_legal(fusion, a, b)
     if found is None:
         return None
     own = int(found.group[fusion.of(a)[0]])
-    return Moved(found, tuple({own, *freed(fusion, found, own)}))
+    return Change(found, tuple({own, *groups_freed_of_reads(fusion, found, own)}))
 
 
-def freed(fusion: Fusion, found: Fusion, own: int) -> set[int]:
+def groups_freed_of_reads(fusion: Fusion, found: Fusion, own: int) -> set[int]:
     """Groups whose results copies read that are not needed any more inside the merged group."""
     problem, groups = fusion.problem, set[int]()
     for i in found.of(own):
@@ -471,15 +471,15 @@ def _read_by(fusion: Fusion, i: int) -> set[int]:
     return {int(fusion.group[k]) for c in fusion.carried(i) for k, _ in reads[c]}
 
 
-def copy(fusion: Fusion, edge: int) -> Moved | None:
+def copy(fusion: Fusion, edge: int) -> Change | None:
     """A copy for the reader of an edge."""
     found = copied_if_legal(fusion, edge)
     if found is None:
         return None
-    return Moved(found, around(found, edge))
+    return Change(found, affected_by_copy(found, edge))
 
 
-def copy_kernel(fusion: Fusion, edge: int) -> Moved | None:
+def copy_kernel(fusion: Fusion, edge: int) -> Change | None:
     """A copy for the reader of an edge with all of the maker's kernel that it is made from.
 
     DisCo recomputes a fused op as a whole; where some of it is dear, its last op alone.
@@ -496,18 +496,18 @@ def copy_kernel(fusion: Fusion, edge: int) -> Moved | None:
         return copy(fusion, edge)
     draft.copied[edges] = True
     alone = not may_copy(fusion, edge) or not draft.is_ring_free
-    if alone or (crosses(fusion, edge) and not holds_no_more(fusion, draft)):
+    if alone or (crosses_sides(fusion, edge) and not holds_no_more(fusion, draft)):
         return copy(fusion, edge)
-    return Moved(draft, tuple({g for e in edges for g in around(draft, e)}))
+    return Change(draft, tuple({g for e in edges for g in affected_by_copy(draft, e)}))
 
 
-def drop(fusion: Fusion, edge: int) -> Moved | None:
+def drop(fusion: Fusion, edge: int) -> Change | None:
     """The copy of an edge's reader dropped."""
     found = fusion.with_copy(edge, False)
-    return Moved(found, around(found, edge)) if found.is_ring_free else None
+    return Change(found, affected_by_copy(found, edge)) if found.is_ring_free else None
 
 
-def take_out(fusion: Fusion, i: int) -> Moved | None:
+def take_out(fusion: Fusion, i: int) -> Change | None:
     """An op out of its group; what is left has to hang together."""
     g = int(fusion.group[i])
     if g not in fusion.members:
@@ -515,27 +515,27 @@ def take_out(fusion: Fusion, i: int) -> Moved | None:
     if not may_leave(fusion, i):
         return None
     found = fusion.draft()
-    found.take_out_here(i)
+    found.take_out_in_place(i)
     if not found.is_ring_free:
         return None
-    return Moved(found, apart(found, i, [o for o in fusion.of(g) if o != i]))
+    return Change(found, affected_by_exit(found, i, [o for o in fusion.of(g) if o != i]))
 
 
 def may_leave(fusion: Fusion, i: int) -> bool:
     """Whether a group hangs together without an op; rings left out."""
     rest = tuple(o for o in fusion.members.get(int(fusion.group[i]), ()) if o != i)
-    return bool(rest) and _hangs_together(fusion.problem, rest)
+    return bool(rest) and _is_connected(fusion.problem, rest)
 
 
-def apart(found: Fusion, i: int, rest: Sequence[int]) -> tuple[int, ...]:
+def affected_by_exit(found: Fusion, i: int, rest: Sequence[int]) -> tuple[int, ...]:
     """The groups whose price changes once an op has left others."""
     problem = found.problem
     copied = [edge for o in (i, *rest) for _, edge in problem.reads[o] if found.copied[edge]]
-    more = {m for edge in copied for m in around(found, edge)}
+    more = {m for edge in copied for m in affected_by_copy(found, edge)}
     return tuple({i, rest[0], *more})
 
 
-def random_change(fusion: Fusion, edges: list[int], dice: random.Random) -> Moved | None:
+def random_change(fusion: Fusion, edges: list[int], dice: random.Random) -> Change | None:
     """A random change at a random edge; None where it is not allowed."""
     e, problem = dice.choice(edges), fusion.problem
     i, j = int(problem.source[e]), int(problem.target[e])
@@ -549,7 +549,7 @@ def random_change(fusion: Fusion, edges: list[int], dice: random.Random) -> Move
     return merge(fusion, a, b) if dice.random() < 0.6 else copy(fusion, e)
 
 
-def around(fusion: Fusion, edge: int) -> tuple[int, ...]:
+def affected_by_copy(fusion: Fusion, edge: int) -> tuple[int, ...]:
     """The groups whose price a copy may change: readers, maker, and what the maker reads."""
     problem = fusion.problem
     i, j = int(problem.source[edge]), int(problem.target[edge])
@@ -557,7 +557,7 @@ def around(fusion: Fusion, edge: int) -> tuple[int, ...]:
     return tuple(near | fusion.homes(j) | _read_by(fusion, i))
 
 
-def _hangs_together(problem: Problem, ops: tuple[int, ...]) -> bool:
+def _is_connected(problem: Problem, ops: tuple[int, ...]) -> bool:
     inside, seen, todo = set(ops), {ops[0]}, [ops[0]]
     while todo:
         i = todo.pop()
@@ -573,7 +573,7 @@ def fitting_edges(problem: Problem) -> list[int]:
     return [e for e in range(len(problem.source)) if edge_fits(problem, e)]
 
 
-def put_off(problem: Problem) -> list[list[int]]:
+def deferrable_gradients(problem: Problem) -> list[list[int]]:
     """Ops that may be put off, gradients of weights that nothing else reads, in two orders.
 
     The last of the step first, so that the wire is fed until then; or dearest a byte first, so that
