@@ -82,8 +82,8 @@ def test_what_is_no_such_array_is_refused():
 def test_without_a_compiler_loops_run_as_python():
     code = """
 import numpy as np
-from foretell.search.fusion.lanes import packed
-first, end = packed(np.array([0.0, 1.0]), np.array([1.0, 1.0]), np.array([[0.5, 0.0, 0.0]]))
+from foretell.search.fusion.lanes import best_messages
+first, end = best_messages(np.array([0.0, 1.0]), np.array([1.0, 1.0]), np.array([[0.5, 0.0, 0.0]]))
 print(first.tolist(), end)
 """
     env = {**os.environ, "FORETELL_COMPILED": "no", "PYTHONPATH": ":".join(sys.path)}

@@ -399,7 +399,7 @@ def candidates(profile: Profile, wire: Wire) -> list[Caps]:
     """DDP as it is first, then others, best prediction first; each cut only once."""
     n = len(profile.ready)
     cuts = {"default": even_cut(profile, DEFAULT[1], DEFAULT[0])}
-    cuts["robust_cut"] = robust_cut(profile, wire)
+    cuts["searched"] = robust_cut(profile, wire)
     cuts["one bucket"] = [0]
     cuts |= {f"{size:g} MiB": even_cut(profile, size) for size in SIZES}
     found: dict[tuple[int, ...], Caps] = {}

@@ -78,35 +78,27 @@ class Fusion:
 
     def copies(self, g: int) -> set[int]:
         """Ops of other groups that a kernel recomputes, for its ops and for such copies."""
-        own, found = set(self.of(g)), set[int]()
-        todo = [i for i in own if not self.is_dead(i)]
-        while todo:
-            for k, edge in self.problem.reads[todo.pop()]:
-                if self.copied[edge] and k not in own and k not in found:
-                    found.add(k)
-                    todo.append(k)
-        return found
+        own = set(self.of(g))
+        return self._along_copies([i for i in own if not self.is_dead(i)], own)
 
     def carried(self, i: int) -> set[int]:
         """An op, and what every copy of it has copies of."""
-        found, todo = {i}, [i]
-        while todo:
-            for k, edge in self.problem.reads[todo.pop()]:
-                if self.copied[edge] and k not in found:
-                    found.add(k)
-                    todo.append(k)
-        return found
+        return {i} | self._along_copies([i], {i})
 
     def homes(self, i: int) -> set[int]:
         """Other groups that may compute an op again: for a reader, or for a copy of one."""
-        found, seen, todo = set[int](), {i}, [i]
-        while todo:
-            for reader, edge in self.problem.readers[todo.pop()]:
-                if self.copied[edge] and reader not in seen:
-                    found.add(int(self.group[reader]))
-                    seen.add(reader)
-                    todo.append(reader)
+        found = {int(self.group[k]) for k in self._along_copies([i], {i}, back=True)}
         return found - {int(self.group[i])} if found else found
+
+    def _along_copies(self, todo: list[int], known: set[int], back: bool = False) -> set[int]:
+        """Ops reached over copied edges, from readers to makers or back, without the known ones."""
+        rows, found = self.problem.readers if back else self.problem.reads, set[int]()
+        while todo:
+            for k, edge in rows[todo.pop()]:
+                if self.copied[edge] and k not in known and k not in found:
+                    found.add(k)
+                    todo.append(k)
+        return found
 
     def leaves(self, i: int) -> bool:
         """Whether what an op makes is written to memory."""
@@ -203,13 +195,9 @@ class Fusion:
 
     def merged(self, a: int, b: int) -> Fusion:
         """Two groups as one."""
-        ops = tuple(sorted((*self.of(a), *self.of(b))))
-        group, members = self.group.copy(), dict(self.members)
-        for g in (a, b):
-            members.pop(g, None)
-        members[ops[0]] = ops
-        group[list(ops)] = ops[0]
-        return replace(self, group=group, copied=self._cleared(group, ops), members=members)
+        found = self.draft()
+        found.merge_in_place(a, b)
+        return found
 
     def merge_in_place(self, a: int, b: int) -> None:
         """Two groups as one, in place: for a state that no other holds yet."""
@@ -218,21 +206,10 @@ class Fusion:
             self.members.pop(g, None)
         self.members[ops[0]] = ops
         self.group[list(ops)] = ops[0]
-        self._clear(self.group, self.copied, ops)
-
-    def _cleared(self, group: Whole, ops: tuple[int, ...]) -> Flags:
-        """Copies without those that are inside one group now and serve no copy of their reader."""
-        if not self.copied.any():
-            return self.copied
-        copied = self.copied.copy()
-        self._clear(group, copied, ops)
-        return copied
-
-    def _clear(self, group: Whole, copied: Flags, ops: tuple[int, ...]) -> None:
-        readers = self.problem.readers
-        for i in reversed(ops):
-            for reader, edge in readers[i]:
-                if copied[edge] and group[reader] == group[i]:
+        readers, copied = self.problem.readers, self.copied
+        for i in reversed(ops if copied.any() else ()):
+            for reader, edge in readers[i]:  # copies inside the group serve copies of the reader
+                if copied[edge] and self.group[reader] == ops[0]:
                     copied[edge] = any(copied[again] for _, again in readers[reader])
 
     def take_out_in_place(self, i: int) -> None:
@@ -417,25 +394,16 @@ def _require_copy(state: Fusion, edge: int) -> None:
 
 def _require_group(problem: Problem, ops: tuple[int, ...]) -> None:
     """An error unless a group can be grown from one op, edge by edge, each allowed."""
-    inside, todo, seen = set(ops), [ops[0]], {ops[0]}
-    names = ", ".join(f"`{problem.ops[i].name}`" for i in ops[:6])
+    inside, names = set(ops), ", ".join(f"`{problem.ops[i].name}`" for i in ops[:6])
     if len(ops) > MOST:
         raise InputError(f"the region of {names} … has {len(ops)} ops; a kernel has {MOST} at most")
     if len({problem.ops[i].side for i in ops}) > 1:
         raise InputError(f"the region of {names} spans forward and backward")
-    while todo:
-        i = todo.pop()
-        for j, edge in (*problem.reads[i], *problem.readers[i]):
-            if j not in inside:
-                continue
-            if not edge_fits(problem, edge):
-                one, two = int(problem.source[edge]), int(problem.target[edge])
-                raise InputError(f"the region of {names} cannot be: {_unfit(problem, one, two)}")
-            if j not in seen:
-                seen.add(j)
-                todo.append(j)
-    if seen != inside:
-        apart = problem.ops[min(inside - seen)].name
+    for i, (j, edge) in ((k, row) for k in ops for row in problem.reads[k]):
+        if j in inside and not edge_fits(problem, edge):
+            raise InputError(f"the region of {names} cannot be: {_unfit(problem, j, i)}")
+    if left := inside - _connected(problem, ops):
+        apart = problem.ops[min(left)].name
         raise InputError(f"the region of {names} falls apart: `{apart}` reads none of the others")
 
 
@@ -524,7 +492,7 @@ def take_out(fusion: Fusion, i: int) -> Change | None:
 def may_leave(fusion: Fusion, i: int) -> bool:
     """Whether a group hangs together without an op; rings left out."""
     rest = tuple(o for o in fusion.members.get(int(fusion.group[i]), ()) if o != i)
-    return bool(rest) and _is_connected(fusion.problem, rest)
+    return bool(rest) and len(_connected(fusion.problem, rest)) == len(rest)
 
 
 def affected_by_exit(found: Fusion, i: int, rest: Sequence[int]) -> tuple[int, ...]:
@@ -557,7 +525,8 @@ def affected_by_copy(fusion: Fusion, edge: int) -> tuple[int, ...]:
     return tuple(near | fusion.homes(j) | _read_by(fusion, i))
 
 
-def _is_connected(problem: Problem, ops: tuple[int, ...]) -> bool:
+def _connected(problem: Problem, ops: tuple[int, ...]) -> set[int]:
+    """Those of some ops that hang together with the first."""
     inside, seen, todo = set(ops), {ops[0]}, [ops[0]]
     while todo:
         i = todo.pop()
@@ -565,7 +534,7 @@ def _is_connected(problem: Problem, ops: tuple[int, ...]) -> bool:
             if j in inside and j not in seen:
                 seen.add(j)
                 todo.append(j)
-    return seen == inside
+    return seen
 
 
 def fitting_edges(problem: Problem) -> list[int]:
