@@ -343,7 +343,7 @@ def time_left(ends: float | None, parts: int = 1) -> float | None:
 #     stages = [StageCost(device, forward, backward_input, backward_weight, kept) …]
 #     best_schedule(stages, memory, micro_batches)[0].actions     # ("0F0", "0F1", …) for each
 # device
-#     searched(plan, workload, cluster)                           # the plan with such an order
+#     with_searched_order(plan, workload, cluster)                # the plan with such an order
 #
 # One stage a device takes GPipe, 1F1B, ZB-H1 and ZB-H2; rounds over the devices take interleaved
 # 1F1B; there and back takes Hanayo, ZB-V, V-Half, V-Min and DualPipeV. Every family is replayed
