@@ -18,10 +18,12 @@ from foretell.plan.check import units
 from foretell.plan.plan import blocks_of, load, predicted, save
 from foretell.plan.program import order
 from foretell.predict import predict
+from foretell.search.fusion.fused_step import eager_plan
 from foretell.search.joint import Joint
 from foretell.search.kit import priced
 from foretell.search.oracle import scaling
 from foretell.search.oracle.planner import Oracle
+from foretell.search.partition import resolved_common
 from foretell.simulate import simulate
 from foretell.simulate.memory import peak_bytes
 from foretell.workload import load as load_workload
@@ -255,3 +257,14 @@ def test_the_change_that_would_fit_takes_what_predict_says() -> None:
     again = predict(Plan.parse("micro_batch=4,global_batch=4").changed(changes), workload, cluster)
     assert again.fits
     assert rest == f"{span(again.step)} a step"
+
+
+@pytest.mark.parametrize("model", [*MODELS, "llama:layers=4,hidden=512,heads=1", "resnet50"])
+def test_a_search_trains_with_the_optimizer_that_predict_takes(model: str) -> None:
+    workload, cluster = load_workload(model), load_cluster("a100-80:gpus=4")
+    usual = predict(Plan(dp=4, framework="ddp"), workload, cluster).plan
+    fused = eager_plan(workload)
+    assert (fused.optimizer, fused.precision, fused.dtype) == (
+        usual.optimizer, usual.precision, usual.dtype,
+    )  # fmt: skip
+    assert resolved_common(Plan(), workload).optimizer == usual.optimizer

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from foretell.cluster import load as machines
 from foretell.errors import ForetellError, InfeasibleError, InputError
 from foretell.plan import Plan, check, estimate, lower
-from foretell.plan.check import WAYS, rank_samples, runs, spoken, units
+from foretell.plan.check import GROUP_METHODS, layer_groups, rank_samples, torch_names, units
 from foretell.plan.layer_ranges import orders
 from foretell.predict import predict
 from foretell.simulate import simulate
@@ -59,14 +59,14 @@ def _is_ready(act, where, done):
 
 
 def test_a_workloads_weight_has_a_name_in_pytorch():
-    assert "2.weight" in spoken("2/addmm.weight")
-    assert "1.linear1.bias" in spoken("1/linear1.addmm.bias")
+    assert "2.weight" in torch_names("2/addmm.weight")
+    assert "1.linear1.bias" in torch_names("1/linear1.addmm.bias")
 
 
 def test_ways_are_those_of_the_search():
     from foretell.search.placement.problem import WAYS as searched
 
-    assert searched == WAYS
+    assert searched == GROUP_METHODS
 
 
 def group(text, **fields):
@@ -164,7 +164,7 @@ def test_splits_wider_than_a_node_are_infeasible():
 
 def test_rows_read_back():
     plan = group("conv1.1 head all-reduce 0:8 3:4", global_batch=12)
-    assert runs(Plan.parse(str(plan))) == runs(plan)
+    assert layer_groups(Plan.parse(str(plan))) == layer_groups(plan)
     assert next(u.name for u in units(load("vgg11"))) == "conv1.1"
 
 

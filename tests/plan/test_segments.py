@@ -13,7 +13,7 @@ from foretell.cluster import Cluster
 from foretell.cluster import load as load_cluster
 from foretell.errors import InputError
 from foretell.plan import Plan, check, lower
-from foretell.plan.plan import segments, written
+from foretell.plan.plan import plan_of_segments, segments
 from foretell.plan.unsupported import unsupported
 from foretell.predict import predict
 from foretell.search.refine import neighbours
@@ -64,7 +64,7 @@ def test_a_plan_with_segments_survives_its_text() -> None:
         (2, 4, 4),
         (8, 1, 1),
     ]
-    assert segments(written(checked, found), WORKLOAD) == found
+    assert segments(plan_of_segments(checked, found), WORKLOAD) == found
 
 
 def test_a_segment_costs_what_its_own_mesh_and_memory_cost() -> None:
@@ -122,7 +122,7 @@ def test_segments_of_images_split_filters_channels_and_space_their_own_way() -> 
         checked = check(plan, model, machines)
         found = segments(checked, model)
         assert [one.plan.dp for one in found] == [dp, 4]
-        assert segments(written(checked, found), model) == found
+        assert segments(plan_of_segments(checked, found), model) == found
         assert predict(plan, model, machines).step > 0
         assert {move for move in neighbours(plan, model, machines) if move.segments} - {plan}
     splits = {row for move in neighbours(plan, model, machines) for row in move.segments}

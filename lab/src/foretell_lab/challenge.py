@@ -29,7 +29,7 @@ from foretell.cluster import Cluster, load
 from foretell.errors import ForetellError
 from foretell.io import write_text
 from foretell.plan import Plan
-from foretell.plan.plan import Segment, written
+from foretell.plan.plan import Segment, plan_of_segments
 from foretell.plan.program import FAMILIES, ONE_CHUNK
 from foretell.search.joint import Joint
 from foretell.search.partition import kinds
@@ -160,7 +160,7 @@ class Drawer:
                        global_batch=self.batch, **self._again(n))  # fmt: skip
             rows.append(Segment(n, ranks, own))
         common = Plan(global_batch=self.batch, schedule=draw.choice(ONE_CHUNK), **kernels)
-        yield written(common, rows)
+        yield plan_of_segments(common, rows)
 
     def _on_some(self) -> Iterator[Plan]:
         """Degrees on some kinds of device alone, or on all in another order."""

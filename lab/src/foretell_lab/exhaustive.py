@@ -32,7 +32,7 @@ from typing import Any
 from foretell.cluster import Cluster, load
 from foretell.io import write_text
 from foretell.plan import Plan
-from foretell.plan.plan import Segment, written
+from foretell.plan.plan import Segment, plan_of_segments
 from foretell.plan.program import FAMILIES, ONE_CHUNK
 from foretell.search.joint import Joint
 from foretell.search.refine import Evaluator, Found
@@ -161,7 +161,7 @@ def _in_segments(
             common = Plan(
                 global_batch=batch, schedule=schedule, framework=framework, compile=compiled
             )
-            yield written(common, list(pair))
+            yield plan_of_segments(common, list(pair))
 
 
 def _stage(

@@ -28,7 +28,7 @@ import numpy as np
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError
 from foretell.plan import Plan
-from foretell.plan.plan import Segment, written
+from foretell.plan.plan import Segment, plan_of_segments
 from foretell.search.kit import Planned, Planner, Progress, silent
 from foretell.search.partition import (
     MODES,
@@ -185,7 +185,7 @@ def _joined(
         meshes.append(Mesh(tuple(range(at, at + len(mesh.ranks))), mesh.plan))
         at += len(mesh.ranks)
     whole = common_of(common, meshes, parts.workload)
-    return guess, written(whole, chained(meshes, [table for _, table in chain], ends))
+    return guess, plan_of_segments(whole, chained(meshes, [table for _, table in chain], ends))
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def _by_speed(
     each = blocks / speed
     guess = float(each.sum() + (turns - 1) * each.max())
     plans = [
-        written(common, [Segment(int(n), mesh.ranks, mesh.plan.but(recompute=mode))
+        plan_of_segments(common, [Segment(int(n), mesh.ranks, mesh.plan.but(recompute=mode))
                          for n, (_, mesh) in zip(blocks, stages, strict=True)])
         for mode in (MODES[0], MODES[2])
     ]  # fmt: skip

@@ -25,8 +25,8 @@ from foretell.plan.plan import Plan, as_degrees, blocks_of, expert_ranks, micro_
 from foretell.plan.program import FAMILIES, ONE_CHUNK, SCHEDULES, chunks_of, require_micro_batches
 from foretell.workload import Workload
 
-AGREED = ("all-reduce", "ps", "sharded", "factors")
-WAYS = (*AGREED, "split")
+SYNC_METHODS = ("all-reduce", "ps", "sharded", "factors")
+GROUP_METHODS = (*SYNC_METHODS, "split")
 
 
 MOST_MICRO_BATCHES = 1 << 16  # each is simulated
@@ -34,7 +34,7 @@ RESOLVED = ("framework", "precision", "dtype", "optimizer")  # what is filled in
 
 
 @dataclass(frozen=True)
-class Run:
+class LayerGroup:
     """Layers in a row on some ranks."""
 
     first: str
@@ -54,9 +54,9 @@ class Run:
         return each[0] if self.way == "split" and len(set(each)) == 1 else sum(each)
 
 
-def runs(plan: Plan) -> tuple[Run, ...]:
+def layer_groups(plan: Plan) -> tuple[LayerGroup, ...]:
     """The rows of a plan's `groups`; raises where they cannot be."""
-    found = tuple(_run(row) for row in plan.groups)
+    found = tuple(_layer_group(row) for row in plan.groups)
     batch = plan.global_batch or found[0].batch
     for run in found:
         each = set(run.samples.values()) if run.way == "split" else {run.batch}
@@ -69,14 +69,14 @@ def runs(plan: Plan) -> tuple[Run, ...]:
     return found
 
 
-def _run(row: tuple[str, ...]) -> Run:
+def _layer_group(row: tuple[str, ...]) -> LayerGroup:
     where = f"the row `{'+'.join(row)}` of groups"
     if len(row) < 4:
         raise InputError(
             f"{where} has {len(row)} parts", hint="write FIRST+LAST+WAY+RANK:SAMPLES+…"
         )
-    if row[2] not in WAYS:
-        raise unknown(f"way in {where}", row[2], WAYS)
+    if row[2] not in GROUP_METHODS:
+        raise unknown(f"way in {where}", row[2], GROUP_METHODS)
     pairs = [item.partition(":") for item in row[3:]]
     good = [(int(a), int(b)) for a, _, b in pairs if a.isdecimal() and b.isdecimal() and int(b)]
     if len(good) < len(pairs) or len(dict(good)) < len(pairs):
@@ -84,10 +84,10 @@ def _run(row: tuple[str, ...]) -> Run:
             f"{where} does not deal samples out",
             hint="name each rank once, with one sample or more: 0:12+1:4",
         )
-    return Run(row[0], row[1], row[2], dict(good))
+    return LayerGroup(row[0], row[1], row[2], dict(good))
 
 
-def groups_as_degrees(plan: Plan, found: Sequence[Run], axis: str, size: int) -> Plan | None:
+def groups_as_degrees(plan: Plan, found: Sequence[LayerGroup], axis: str, size: int) -> Plan | None:
     """The same plan in degrees where all ranks of a cluster run all layers alike, else None.
 
     `axis` is the degree that layers split over several ranks have.
@@ -107,10 +107,10 @@ def groups_as_degrees(plan: Plan, found: Sequence[Run], axis: str, size: int) ->
     return bare.but(dp=ranks, zero=zero, micro_batch=micro // ranks)
 
 
-def agreed(plan: Plan) -> dict[str, str]:
+def sync_methods(plan: Plan) -> dict[str, str]:
     """How single parameters agree, by the names the plan has for them."""
     for row in plan.sync:
-        if len(row) != 2 or row[1].partition(":")[0] not in AGREED:
+        if len(row) != 2 or row[1].partition(":")[0] not in SYNC_METHODS:
             raise InputError(
                 f"`{'+'.join(row)}` in the plan's sync is not a parameter and a way",
                 hint="write NAME+WAY, of all-reduce, ps:RANK, sharded, factors, factors:recompute; "
@@ -119,7 +119,7 @@ def agreed(plan: Plan) -> dict[str, str]:
     return {row[0]: row[1] for row in plan.sync}
 
 
-def layers_of(found: Sequence[Run], names: Sequence[str], model: str) -> list[range]:
+def layers_of(found: Sequence[LayerGroup], names: Sequence[str], model: str) -> list[range]:
     """Places in `names` that each run covers; together they are all of them, once, in order."""
     at = {name: i for i, name in enumerate(names)}
     out, behind = [], 0
@@ -147,11 +147,11 @@ def layers_of(found: Sequence[Run], names: Sequence[str], model: str) -> list[ra
 
 def micro_batches_of_groups(plan: Plan) -> int:
     """How many micro-batches a step has."""
-    batch = plan.global_batch or runs(plan)[0].batch
+    batch = plan.global_batch or layer_groups(plan)[0].batch
     return -(-batch // plan.micro_batch) if plan.micro_batch else 1
 
 
-def run_samples(run: Run, batches: int) -> list[dict[int, int]]:
+def group_samples(run: LayerGroup, batches: int) -> list[dict[int, int]]:
     """Samples of each rank of a run in each micro-batch; all of them where it is split."""
     if run.way != "split":
         return rank_samples(run.samples, batches)
@@ -229,7 +229,7 @@ def branches(workload: Workload) -> tuple[list[int], list[list[int]], list[int]]
         every = [needs[i] | {i} for i in inputs]
         ways = [one - set().union(*(o for o in every if o is not one)) for one in every]
         some = [sorted(way) for way in ways if way]
-        beside = _beside(some, work)
+        beside = _shorter_branches(some, work)
         if beside > most:
             found, most = some, beside
     inside = {i for way in found for i in way}
@@ -238,7 +238,7 @@ def branches(workload: Workload) -> tuple[list[int], list[list[int]], list[int]]
     return sorted(before), found, rest
 
 
-def _beside(ways: Sequence[Sequence[int]], work: Sequence[float]) -> float:
+def _shorter_branches(ways: Sequence[Sequence[int]], work: Sequence[float]) -> float:
     """What all branches but the longest take."""
     each = [sum(work[i] for i in way) for way in ways]
     return sum(each) - max(each, default=0.0)
@@ -256,7 +256,7 @@ def unit_reads(workload: Workload) -> list[list[int]]:
     ]
 
 
-def spoken(name: str) -> tuple[str, ...]:
+def torch_names(name: str) -> tuple[str, ...]:
     """What a workload's weight may be called in PyTorch: `2/addmm.weight` is `2.weight` there.
 
     A norm that a layer took in is called by its own path: `2/3.batch_norm.weight` is `3.weight`.
@@ -272,7 +272,7 @@ def check(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
         return _check_groups(plan, workload, cluster)
     if plan.segments:
         return _check_segments(plan, workload, cluster)
-    plan = resolved(plan, workload.splits("tp"), workload.dtype)
+    plan = resolved(plan, workload)
     _check_made_for(plan, cluster)
     if len(plan.shares) == plan.dp and len(set(plan.shares)) == 1:
         plan = plan.but(shares=(), global_batch=sum(plan.shares))
@@ -286,7 +286,7 @@ def check(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
         _check_stages(plan, workload)
         if plan.layers == blocks_of(plan.but(layers=()), workload):
             plan = plan.but(layers=())
-    plan = _filled(plan, workload)
+    plan = _with_batch(plan, workload)
     _check_overlap(plan)
     return plan
 
@@ -306,7 +306,7 @@ def placed(plan: Plan, cluster: Cluster) -> tuple[Plan, Cluster]:
     if not plan.placement:
         return plan, cluster
     if len(plan.placement) != plan.ranks:
-        factors = _product({k: v for k, v in plan.degrees().items() if v > 1}) or "dp=1"
+        factors = _product_text({k: v for k, v in plan.degrees().items() if v > 1}) or "dp=1"
         raise InputError(
             f"a placement of {len(plan.placement)} ranks; {factors} makes {plan.ranks}",
             hint="give the cluster's rank of each logical rank, tp innermost, pp outermost",
@@ -361,7 +361,7 @@ def _check_groups(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
         raise InputError(
             beside[0], hint="rows name ranks, samples and ways one by one: leave it out"
         )
-    found = runs(plan)
+    found = layer_groups(plan)
     if plan.ranks > cluster.size:
         raise InputError(
             f"the plan names rank {plan.ranks - 1}; `{cluster.name}` has {cluster.size} ranks",
@@ -370,7 +370,7 @@ def _check_groups(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     layers_of(found, [unit.name for unit in units(workload)], workload.name)
     batch = plan.global_batch or found[0].batch
     name = plan.framework or "ddp"  # what runs them (→ foretell.pytorch.deploy) is plain PyTorch
-    plan = resolved(plan.but(framework=name), workload.splits("tp"), workload.dtype)
+    plan = resolved(plan.but(framework=name), workload)
     axis = "tp" if workload.most("tp") > 1 else "filter"
     same = groups_as_degrees(plan, found, axis, cluster.size)
     if same is not None and same.degrees()[axis] <= workload.most(axis):
@@ -400,10 +400,10 @@ def _check_segments(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
         inner, machines = placed(same, cluster)
         return check(inner, workload, machines).but(placement=same.placement)
     first = found[0].plan.but(zero=max(one.plan.zero for one in found))
-    first = resolved(first, workload.splits("tp"), workload.dtype)
+    first = resolved(first, workload)
     for one in found:
         _check_splits(one.plan, workload)
-        _filled(one.plan, workload)
+        _with_batch(one.plan, workload)
     shared = {name: getattr(first, name) for name in RESOLVED}
     whole = micro_samples(first)
     return plan.but(global_batch=first.global_batch, micro_batch=whole, **shared)
@@ -424,7 +424,7 @@ def _check_placed(plan: Plan) -> None:
 def _check_ranks(plan: Plan, cluster: Cluster) -> None:
     if plan.ranks == cluster.size:
         return
-    factors = _product({k: v for k, v in plan.degrees().items() if v > 1}) or "dp=1"
+    factors = _product_text({k: v for k, v in plan.degrees().items() if v > 1}) or "dp=1"
     raise InputError(
         f"{factors} makes {plan.ranks} ranks; `{cluster.name}` has {cluster.size}",
         hint=f"the degrees have to multiply to {cluster.size}{_nearest(plan, cluster.size)}",
@@ -437,7 +437,7 @@ def _nearest(plan: Plan, size: int) -> str:
     return f": dp={size // rest} with the others as they are" if size % rest == 0 else ""
 
 
-def _product(degrees: dict[str, int]) -> str:
+def _product_text(degrees: dict[str, int]) -> str:
     return " × ".join(f"{name}={degree}" for name, degree in degrees.items())
 
 
@@ -517,7 +517,7 @@ def _check_stages(plan: Plan, workload: Workload) -> None:
         )
 
 
-def _filled(plan: Plan, workload: Workload) -> Plan:
+def _with_batch(plan: Plan, workload: Workload) -> Plan:
     whole = plan.global_batch or workload.batch * plan.dp
     if plan.shares and (len(plan.shares) != plan.dp or sum(plan.shares) != whole):
         raise InputError(

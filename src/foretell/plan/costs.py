@@ -52,7 +52,7 @@ from foretell.plan.layer_cost import (
     LayerCost,
     LayerMemory,
     Layouts,
-    Part,
+    PassCost,
     Rows,
     blocks_of,
     layer_costs,
@@ -69,7 +69,7 @@ from foretell.workload.workload import BYTES, KEPT
 
 CAST = 6.0  # bytes to read a number in fp32 and write it in 16 bits, or the other way
 BIG = 2.0**30  # bytes of a kernel that runs at the pace of the memory
-Copied = list[tuple[Array, Array]]  # seconds more of each layer, forward and backward
+CopySeconds = list[tuple[Array, Array]]  # seconds more of each layer, forward and backward
 _WEIGHED = ("matmul", "conv")  # ops whose weight gradient is a kernel of its own
 
 
@@ -239,7 +239,7 @@ def rerun_share(plan: Plan, blocks: int) -> float:
     return min(plan.recompute_layers / max(blocks, 1), 1.0) or 1.0
 
 
-def layer_parts(c: Costs, at: int, workload: Workload) -> tuple[Part, Part]:
+def layer_parts(c: Costs, at: int, workload: Workload) -> tuple[PassCost, PassCost]:
     """Forward and backward of one layer, what is run again counted with the backward."""
     cost = c.layers[at]
     back = cost.backward
@@ -258,7 +258,9 @@ def _fetched(plan: Plan, cluster: Cluster) -> float:
     return running(plan).profile.fetch * cluster.calibration.host if plan.zero == 3 else 0.0
 
 
-def _with_fetches(c: Costs, layer: Layer, forward: Part, back: Part) -> tuple[Part, Part]:
+def _with_fetches(
+    c: Costs, layer: Layer, forward: PassCost, back: PassCost
+) -> tuple[PassCost, PassCost]:
     """The same where the host gathers the weights of every module before it runs."""
     once = c.fetched * sum(bool(op.weights) for op in layer.works())
     again = 1.0 + (c.share * (c.again == 2) if layer.is_block else 0.0)
@@ -289,7 +291,7 @@ def _first(op: Op) -> Op:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageCost:
     """One kind of stage and one micro-batch, an entry a plan; seconds, and elements of weights."""
 
     forward: Array
@@ -309,10 +311,10 @@ class Stage:
 
 
 def stage(
-    c: Costs, times: Array, workload: Workload, cluster: Cluster, copied: Copied | None = None
-) -> Stage:
+    c: Costs, times: Array, workload: Workload, cluster: Cluster, copied: CopySeconds | None = None
+) -> StageCost:
     """What a stage with each layer so many times costs one micro-batch."""
-    copied = copied_layers(c, workload, cluster) if copied is None else copied
+    copied = copy_seconds(c, workload, cluster) if copied is None else copied
     zero = np.zeros(len(c.plans))
     ways, kernels, comm = [zero.copy(), zero.copy()], zero.copy(), zero.copy()
     issued, tensors = zero.copy(), zero.copy()
@@ -329,7 +331,7 @@ def stage(
         for sums, more in zip(late, both, strict=True):
             sums += more * many
     ways[1] += c.turn * (times[-1] > 0)  # the stage that has the loss
-    return Stage(
+    return StageCost(
         ways[0] + late[0],
         ways[1] + late[1],
         kernels,
@@ -350,11 +352,11 @@ def trained_tensors(workload: Workload) -> list[int]:
 
 def weights(c: Costs, times: Array, *, frozen: bool = False) -> Array:
     """Elements that every data-parallel rank of a stage trains; with `frozen`, all that it has."""
-    own, zero = own_weights(c, times, frozen=frozen), np.zeros(len(c.plans))
+    own, zero = untied_weights(c, times, frozen=frozen), np.zeros(len(c.plans))
     return sum((w * n for w, n in zip(own, times, strict=True)), zero)
 
 
-def own_weights(c: Costs, times: Array, *, frozen: bool = False) -> list[Array]:
+def untied_weights(c: Costs, times: Array, *, frozen: bool = False) -> list[Array]:
     """Elements of each layer, once; what it shares with an earlier one of the stage is not its."""
     every = [h.weights if frozen else h.trained()[0] for h in c.layer_memories]
     found = list(every)
@@ -390,7 +392,7 @@ def layer_seconds(c: Costs, at: int, workload: Workload) -> tuple[Array, Array]:
     return forward.seconds(c.overlap_exponent), backward.seconds(c.overlap_exponent)
 
 
-def copied_layers(c: Costs, workload: Workload, cluster: Cluster) -> Copied:
+def copy_seconds(c: Costs, workload: Workload, cluster: Cluster) -> CopySeconds:
     """What gathers and casts of parameters add to every layer; empty where no plan has any."""
     rows = np.flatnonzero([is_copied(p) for p in c.plans.plans])
     if not len(rows):
@@ -646,12 +648,12 @@ class Memory:
     @property
     def peak(self) -> Array:
         """All of it, as the allocator rounds it up."""
-        out: Array = ROUNDING * sum((getattr(self, name) for name in _HELD), np.zeros(1))
+        out: Array = ROUNDING * sum((getattr(self, name) for name in _PARTS_OF_PEAK), np.zeros(1))
         return out
 
     def parts(self) -> dict[str, float]:
         """Bytes by what they are for, of the first entry; together they are the peak."""
-        return rounded({name: float(np.ravel(getattr(self, name))[0]) for name in _HELD})
+        return rounded({name: float(np.ravel(getattr(self, name))[0]) for name in _PARTS_OF_PEAK})
 
 
 def rounded(parts: dict[str, float]) -> dict[str, float]:
@@ -659,7 +661,7 @@ def rounded(parts: dict[str, float]) -> dict[str, float]:
     return parts | {"rounding": (ROUNDING - 1) * sum(parts.values())}
 
 
-_HELD = ("parameters", "gradients", "optimizers", "activations", "buffers", "workspace")
+_PARTS_OF_PEAK = ("parameters", "gradients", "optimizers", "activations", "buffers", "workspace")
 
 
 def memory(plan: Plan, workload: Workload, cluster: Cluster) -> list[Memory]:
@@ -703,11 +705,11 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
     pairs = list(zip(plans.plans, plans.runs, strict=True))
     kept_whole: Flags = np.array([keeps_whole(plan, run) for plan, run in pairs])
     held = np.array([r.weight_bytes + r.cast_bytes for r in plans.runs])
-    each, again = _kept(c, times, workload)
+    each, again = _kept_activations(c, times, workload)
     flying = _in_flight(c, stage)
     summed = (zero >= 2) & ~(kept_whole & (plans.column("pp") > 1))
     whole = grad_width(c) * (trained / np.where(summed, sharing, 1.0) + experts)
-    alone = np.array([_makes_room(plan, run) for plan, run in pairs])
+    alone = np.array([_frees_gradients(plan, run) for plan, run in pairs])
     gradients = np.where(alone, np.maximum(whole - each * flying - again, 0.0), whole)
     share = np.where(zero >= 1, sharing, 1.0)
     updated = trained / share + experts / np.where(zero >= 1, copies(c), 1.0)
@@ -726,7 +728,7 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
     )
 
 
-def _kept(c: Costs, times: Array, workload: Workload) -> tuple[Array, Array]:
+def _kept_activations(c: Costs, times: Array, workload: Workload) -> tuple[Array, Array]:
     """What one micro-batch keeps, and what is there for a moment when a layer is run again."""
     again = np.array([_RECOMPUTE[p.recompute] for p in c.plans.plans])
     by_ops = np.array([r.profile.selective == "ops" for r in c.plans.runs])
@@ -748,7 +750,7 @@ def _kept(c: Costs, times: Array, workload: Workload) -> tuple[Array, Array]:
     return kept, moment
 
 
-def _makes_room(plan: Plan, run: Running) -> bool:
+def _frees_gradients(plan: Plan, run: Running) -> bool:
     """Whether gradients appear as activations go: plain PyTorch, one process, one micro-batch.
 
     `zero_grad` frees them, and no bucket of DDP or accumulated sum keeps their place.

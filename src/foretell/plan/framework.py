@@ -41,7 +41,7 @@ from foretell.cost.price import issued as host_issued
 from foretell.cost.price import updated as host_updated
 from foretell.errors import InputError, unknown
 from foretell.plan.plan import Plan
-from foretell.workload.workload import Op
+from foretell.workload.workload import Op, Workload
 
 Array = npt.NDArray[np.float64]
 HALVES = ("bf16", "fp16", "fp8", "fp4")
@@ -336,8 +336,12 @@ def default_framework(can_split: bool, dtype: str, zero: int) -> str:
     return "ddp"
 
 
-def resolved(plan: Plan, can_split: bool, dtype: str) -> Plan:
+def resolved(plan: Plan, workload: Workload) -> Plan:
     """The plan with framework, precision, compute format and optimizer made explicit."""
+    return _resolved(plan, workload.splits("tp"), workload.dtype)
+
+
+def _resolved(plan: Plan, can_split: bool, dtype: str) -> Plan:
     if plan.precision:
         formats = precision_of(plan.precision)
         if plan.dtype and plan.dtype != formats.compute:
@@ -441,7 +445,7 @@ def _running(
 def running(plan: Plan) -> Running:
     """The profile under which a plan runs; what it leaves open is as for a transformer in bf16."""
     if not (plan.precision and plan.framework):
-        plan = resolved(plan, True, plan.dtype or "bf16")
+        plan = _resolved(plan, True, plan.dtype or "bf16")
     return _running(
         plan.framework,
         plan.precision,

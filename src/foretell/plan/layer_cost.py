@@ -321,7 +321,7 @@ FORWARD, BACKWARD, CORE, WHOLE = range(4)
 
 
 @dataclass(frozen=True)
-class Part:
+class PassCost:
     """One phase of one layer, an entry a layout; seconds."""
 
     kernels: Array  # on the device
@@ -332,18 +332,18 @@ class Part:
     beside: Array  # exchanges that run beside the compute of another micro-batch
     sent: Array  # bytes of tensor-parallel collectives, as all-reduces of so many
 
-    def __add__(self, other: Part) -> Part:
-        return Part(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+    def __add__(self, other: PassCost) -> PassCost:
+        return PassCost(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
 
-    def times(self, factor: Array | float) -> Part:
+    def times(self, factor: Array | float) -> PassCost:
         """The same phase several times."""
-        return Part(*(a * factor for a in _values(self)))
+        return PassCost(*(a * factor for a in _values(self)))
 
-    def take(self, rows: Rows) -> Part:
+    def take(self, rows: Rows) -> PassCost:
         """Some of the layouts."""
-        return Part(*(a[rows] for a in _values(self)))
+        return PassCost(*(a[rows] for a in _values(self)))
 
-    def put(self, rows: Rows, values: Part) -> None:
+    def put(self, rows: Rows, values: PassCost) -> None:
         """Set some of the layouts."""
         for to, of in zip(_values(self), _values(values), strict=True):
             to[rows] = of
@@ -373,7 +373,7 @@ class Part:
         return self.kernels + self.shown(overlap_exponent) - self.host
 
 
-def _values(part: Part) -> tuple[Array, ...]:
+def _values(part: PassCost) -> tuple[Array, ...]:
     return (
         part.kernels, part.host, part.comm, part.straggler_wait, part.flops, part.beside, part.sent
     )  # fmt: skip
@@ -383,10 +383,10 @@ def _values(part: Part) -> tuple[Array, ...]:
 class LayerCost:
     """All phases of one layer."""
 
-    forward: Part
-    backward: Part
-    core: Part
-    whole: Part
+    forward: PassCost
+    backward: PassCost
+    core: PassCost
+    whole: PassCost
 
     def take(self, rows: Rows) -> LayerCost:
         """Some of the layouts."""
@@ -396,7 +396,7 @@ class LayerCost:
     def joined(cls, some: Sequence[LayerCost]) -> LayerCost:
         """The layouts of several side by side."""
         phases = ([_values(getattr(one, f.name)) for one in some] for f in fields(cls))
-        return cls(*(Part(*map(np.concatenate, zip(*one, strict=True))) for one in phases))
+        return cls(*(PassCost(*map(np.concatenate, zip(*one, strict=True))) for one in phases))
 
 
 def layer_costs(
@@ -455,8 +455,8 @@ def _picked(found: list[list[LayerCost]], which: Rows) -> list[LayerCost]:
     return out
 
 
-def _empty(length: int) -> list[Part]:
-    return [Part(*(np.zeros(length) for _ in fields(Part))) for _ in range(4)]
+def _empty(length: int) -> list[PassCost]:
+    return [PassCost(*(np.zeros(length) for _ in fields(PassCost))) for _ in range(4)]
 
 
 def slowest(cluster: Cluster, dtype: str = "bf16") -> Device:
@@ -505,7 +505,7 @@ class _Question(NamedTuple):
 def _summed(
     workload: Workload, device: Device, cluster: Cluster, run: Running, cells: Layouts,
     wanted: list[Wanted], seconds: list[Array],
-) -> list[list[Part]]:  # fmt: skip
+) -> list[list[PassCost]]:  # fmt: skip
     """Forward, backward and what recompute runs again of every layer, but for its exchanges."""
     issued = [
         (c.times + c.launches) * run.issue_seconds(c.issue or c.op, phase == BACKWARD)
@@ -688,7 +688,7 @@ def _stacked(values: list[Array | float], length: int) -> Array:
 
 def _add_exchange(
     exchange: Exchange, messages: list[tuple[bool, str, Array]], cluster: Cluster, device: Device,
-    run: Running, cells: Layouts, phases: list[Part], *, is_rerun: bool,
+    run: Running, cells: Layouts, phases: list[PassCost], *, is_rerun: bool,
 ) -> None:  # fmt: skip
     """Add what an exchange costs where its axis is split."""
     rows = _split_rows(exchange, cells)

@@ -38,11 +38,11 @@ from foretell.errors import InfeasibleError, InputError, unknown
 from foretell.graph.graph import group_text
 from foretell.plan.check import (
     Unit,
-    agreed,
+    layer_groups,
     layers_of,
     micro_batches_of_groups,
-    runs,
-    spoken,
+    sync_methods,
+    torch_names,
     unit_reads,
     units,
 )
@@ -50,12 +50,12 @@ from foretell.plan.costs import (
     ROUNDING,
     USABLE,
     Costs,
-    copied_layers,
+    copy_seconds,
     costs,
     layer_parts,
-    own_weights,
     rounded,
     trained_tensors,
+    untied_weights,
 )
 from foretell.plan.framework import Running, running
 from foretell.plan.layer_cost import layer_memories, layouts
@@ -187,7 +187,7 @@ def unit_seconds(
     """Every unit at some numbers of samples on one kind of device: units × sizes."""
     plans = [plain.but(micro_batch=int(b), global_batch=int(b), **degrees) for b in sizes]
     c = costs(plans, workload, cluster, device)
-    ahead, back = seconds_by_layer(c, workload, copied_layers(c, workload, cluster))
+    ahead, back = seconds_by_layer(c, workload, copy_seconds(c, workload, cluster))
     parts = [layer_parts(c, at, workload) for at in range(len(workload.layers))]
     lead = np.array([sum(part.lead(c.overlap_exponent) for part in pair) for pair in parts])
     each = [unit.layer for unit in units(workload)]
@@ -395,7 +395,7 @@ class LayerRange:
         """Trained elements of every layer of the workload, once, on a rank; tied ones once."""
         found = self.stage(costs, self.ranks[0])
         c, times = found.costs, np.array(found.layers)[:, None]
-        own = own_weights(c, times)
+        own = untied_weights(c, times)
         return np.array(
             [float(w[0] + h.trained()[1][0]) for w, h in zip(own, c.layer_memories, strict=True)]
         )
@@ -493,7 +493,7 @@ def layer_ranges(plan: Plan, costs: GroupCosts) -> tuple[list[LayerRange], int]:
         usual, ranks = "sharded" if plan.zero == 1 else _ONE_RANK, tuple(range(plan.dp))
         layers = tuple(_layer(costs, at, usual, ranks, ways[at]) for at in range(len(ways)))
         return [LayerRange(layers, dict(enumerate(shares)), batches)], batches
-    found, batches = runs(plan), micro_batches_of_groups(plan)
+    found, batches = layer_groups(plan), micro_batches_of_groups(plan)
     names = [unit.name for unit in costs.units]
     rows = []
     for run, where in zip(found, layers_of(found, names, costs.workload.name), strict=True):
@@ -509,13 +509,13 @@ def layer_ranges(plan: Plan, costs: GroupCosts) -> tuple[list[LayerRange], int]:
 
 def _named(plan: Plan, costs: GroupCosts) -> list[dict[str, str]]:
     """Of each layer: the ways of single ops, where the plan's `sync` names their parameters."""
-    left, out, known = agreed(plan), [], []
+    left, out, known = sync_methods(plan), [], []
     for unit in costs.units:
         ways: dict[str, str] = {}
         for op in costs.workload.layers[unit.layer].works():
             for weight in op.weights:
                 known.append(f"{unit.name}/{weight.name}")
-                said = next((name for name in spoken(known[-1]) if name in left), None)
+                said = next((name for name in torch_names(known[-1]) if name in left), None)
                 if said is not None:
                     ways[f"{unit.name}/{op.name}"] = left.pop(said)
         out.append(ways)

@@ -33,7 +33,7 @@ from foretell.graph import Graph
 from foretell.graph.graph import group_text
 from foretell.plan.check import check, micro_batches, settled
 from foretell.plan.costs import (
-    Copied,
+    CopySeconds,
     Costs,
     layer_parts,
     shard_comm,
@@ -260,7 +260,7 @@ def times_of(plan: Plan, workload: Workload, stage: int, chunk: int) -> list[flo
 
 
 def _whole(
-    c: Costs, workload: Workload, copied: Copied, many: list[float], way: int,
+    c: Costs, workload: Workload, copied: CopySeconds, many: list[float], way: int,
     alone: Sequence[float],
 ) -> Piece:  # fmt: skip
     """All layers of a chunk as one piece: nothing in between has a choice."""
@@ -292,7 +292,7 @@ def _microbatch_overhead(c: Costs, many: list[float], backward: bool) -> float:
 
 
 def _layer(
-    c: Costs, workload: Workload, copied: Copied, which: tuple[int, float], way: int,
+    c: Costs, workload: Workload, copied: CopySeconds, which: tuple[int, float], way: int,
     alone: Sequence[float],
 ) -> list[Piece]:  # fmt: skip
     """Compute of one layer and what it exchanges, one after the other."""

@@ -384,7 +384,7 @@ def segments_of(plan: Plan, batch: int) -> tuple[Segment, ...]:
         segments=(), pp=len(rows), layers=blocks, global_batch=whole, cluster="", placement=()
     )
     return tuple(
-        Segment(count, ranks, _own(common, ranks, own, each)) for count, ranks, own in rows
+        Segment(count, ranks, _segment_plan(common, ranks, own, each)) for count, ranks, own in rows
     )
 
 
@@ -446,7 +446,7 @@ def _inner(own: dict[str, Any]) -> int:
     return math.prod((*degrees, *own["spatial"]))
 
 
-def _own(common: Plan, ranks: tuple[int, ...], own: dict[str, Any], each: int) -> Plan:
+def _segment_plan(common: Plan, ranks: tuple[int, ...], own: dict[str, Any], each: int) -> Plan:
     """The plan of one segment."""
     inner = _inner(own)
     dp = len(ranks) // inner if inner else 0
@@ -506,7 +506,7 @@ def as_degrees(plan: Plan, found: Sequence[Segment], cluster: Cluster) -> Plan |
     return first.but(placement=() if in_order else ranks, cluster=plan.cluster)
 
 
-def written(plan: Plan, found: Sequence[Segment]) -> Plan:
+def plan_of_segments(plan: Plan, found: Sequence[Segment]) -> Plan:
     """A plan whose stages are these segments; `plan` says what they have in common."""
     each = {micro_samples(one.plan) for one in found}
     if len(each) > 1:

@@ -53,14 +53,14 @@ from foretell.graph.graph import group_text
 from foretell.plan.check import check, micro_batches, placed
 from foretell.plan.costs import (
     HALF,
-    Copied,
+    CopySeconds,
     Costs,
     Memory,
-    Stage,
+    StageCost,
     alike,
     cell_of,
-    copied_layers,
     copies,
+    copy_seconds,
     costs,
     dp_groups,
     grad_width,
@@ -68,7 +68,6 @@ from foretell.plan.costs import (
     layer_parts,
     layer_seconds,
     over,
-    own_weights,
     peaks,
     rerun_share,
     room,
@@ -76,6 +75,7 @@ from foretell.plan.costs import (
     shard_comm,
     stage,
     stage_memory,
+    untied_weights,
 )
 from foretell.plan.framework import Running, running, slowdown
 from foretell.plan.layer_cost import (
@@ -113,7 +113,7 @@ class GradientReady(NamedTuple):
 
 def made(c: Costs, times: Array, workload: Workload) -> Iterator[GradientReady]:
     """What each layer of a stage takes backward and makes; the loss first."""
-    own, parts = own_weights(c, times), _parts(workload)
+    own, parts = untied_weights(c, times), _parts(workload)
     for at in reversed(range(len(times))):
         seconds = layer_parts(c, at, workload)[1].seconds(c.overlap_exponent) * times[at]
         seconds = seconds + (c.turn * (times[at] > 0) if at == len(times) - 1 else 0.0)
@@ -258,7 +258,7 @@ def send_seconds(size: Array, parts: Array, group: tuple[Level, ...], cluster: C
 
 
 def reduction(
-    c: Costs, s: Stage, times: Array, workload: Workload, cluster: Cluster, whole: Array
+    c: Costs, s: StageCost, times: Array, workload: Workload, cluster: Cluster, whole: Array
 ) -> Array:
     """What no backward hides of reducing a stage, all of which takes `whole`; seconds."""
     out = whole + regathering(c, s, cluster)
@@ -273,7 +273,7 @@ def reduction(
     return out
 
 
-def reducing(c: Costs, s: Stage, cluster: Cluster) -> Array:
+def reducing(c: Costs, s: StageCost, cluster: Cluster) -> Array:
     """Seconds to reduce the gradients of a stage after its last backward."""
     out = np.zeros(len(c.plans))
     zero, ranks = c.plans.column("zero"), np.array([alike(p)[0] for p in c.plans.plans])
@@ -302,7 +302,7 @@ def reduce_op(plan: Plan) -> str:
     return "reduce_scatter" if plan.zero and is_flat else "all_reduce"
 
 
-def regathering(c: Costs, s: Stage, cluster: Cluster) -> Array:
+def regathering(c: Costs, s: StageCost, cluster: Cluster) -> Array:
     """Seconds to hand parameters back where each rank has updated a part of them (zero 1 and 2)."""
     out, size = np.zeros(len(c.plans)), regather_bytes(c, s)
     zero, ranks = c.plans.column("zero"), c.plans.column("sharing")
@@ -318,13 +318,13 @@ def regathering(c: Costs, s: Stage, cluster: Cluster) -> Array:
     return out
 
 
-def regather_bytes(c: Costs, s: Stage) -> Array:
+def regather_bytes(c: Costs, s: StageCost) -> Array:
     """Bytes of the parameters of a stage, in the format that the model computes with."""
     out: Array = s.weights * np.array([run.formats.weight for run in c.plans.runs])
     return out
 
 
-def messages(c: Costs, s: Stage, times: Array, workload: Workload) -> Messages:
+def messages(c: Costs, s: StageCost, times: Array, workload: Workload) -> Messages:
     """In which messages the gradients of a stage go; `times` of each of its layers.
 
     Plain PyTorch's first bucket is closed at `FIRST`, so that sending begins early.
@@ -373,7 +373,7 @@ def overlaps(plan: Plan) -> bool:
     return running(plan).profile.overlaps if plan.overlap is None else plan.overlap
 
 
-def updating(c: Costs, s: Stage, cluster: Cluster) -> Array:
+def updating(c: Costs, s: StageCost, cluster: Cluster) -> Array:
     """Seconds of the optimizer on one rank."""
     sharing = np.where(c.plans.column("zero") > 0, c.plans.column("sharing"), 1.0)
     moved = np.array([r.update for r in c.plans.runs])
@@ -523,7 +523,7 @@ def estimate(plans: Sequence[Plan], workload: Workload, cluster: Cluster) -> Est
         return Estimate(**{n: np.concatenate([getattr(e, n) for e in found]) for n in names})
     c = costs([check(p, workload, cluster) for p in plans], workload, cluster)
     assigned = shares(workload, c.plans)
-    copied, kinds = copied_layers(c, workload, cluster), (FIRST, MIDDLE, LAST)
+    copied, kinds = copy_seconds(c, workload, cluster), (FIRST, MIDDLE, LAST)
     stages = [stage(c, assigned.times[kind], workload, cluster, copied) for kind in kinds]
     hop = sends(c, workload, cluster)
     pipe, period = _pipe(c, stages, assigned.middles, hop)
@@ -550,7 +550,7 @@ def estimate(plans: Sequence[Plan], workload: Workload, cluster: Cluster) -> Est
     )
 
 
-def _pipe(c: Costs, stages: list[Stage], middles: Array, hop: Array) -> tuple[Array, Array]:
+def _pipe(c: Costs, stages: list[StageCost], middles: Array, hop: Array) -> tuple[Array, Array]:
     """The time from first forward to last backward, and the period between micro-batches."""
     first, middle, last = (s.both for s in stages)
     m, pp, chunks = (c.plans.column(n) for n in ("micro_batches", "pp", "chunks"))
@@ -574,14 +574,14 @@ def _pipe(c: Costs, stages: list[Stage], middles: Array, hop: Array) -> tuple[Ar
     return steady + wait / chunks, period
 
 
-def _filling(stages: list[Stage], middles: Array) -> Array:
+def _filling(stages: list[StageCost], middles: Array) -> Array:
     """Seconds until the last stage begins, where weight gradients fill all other bubbles."""
     first, middle, last = (s.forward for s in stages)
     out: Array = first + middles * middle + last - np.max([first, middle, last], axis=0)
     return out
 
 
-def _flushed_period(stages: list[Stage], hop: Array) -> Array:
+def _flushed_period(stages: list[StageCost], hop: Array) -> Array:
     """Seconds between micro-batches where all forwards come first: no round trip is waited for."""
     ahead = np.max([s.forward for s in stages], axis=0)
     back = np.max([s.backward for s in stages], axis=0)
@@ -600,7 +600,7 @@ def _period(first: Array, middle: Array, last: Array, middles: Array, hop: Array
 
 
 def _ends(
-    c: Costs, stages: list[Stage], first: Array, workload: Workload, cluster: Cluster
+    c: Costs, stages: list[StageCost], first: Array, workload: Workload, cluster: Cluster
 ) -> tuple[Array, Array]:
     """Reduction that is not hidden, and the update, of the stage where they take longest."""
     updates = [updating(c, s, cluster) for s in stages]
@@ -612,7 +612,7 @@ def _ends(
 
 # Prices of one cell on machines of one kind, with what they were worked out for.
 _Key = tuple[int, int, object, Plan]
-_KNOWN: dict[_Key, tuple[Workload, Cluster, Cluster, Costs]] = {}
+_PRICED: dict[_Key, tuple[Workload, Cluster, Cluster, Costs]] = {}
 _MOST_KNOWN = 4096
 MOST = 64  # parts of a backward: finer ones change nothing that can be seen
 
@@ -634,8 +634,8 @@ class StageColumns:
     times: Array  # how often each layer runs: layers × stages
     workload: Workload
     cluster: Cluster  # what their collectives see
-    copied: Copied  # what gathers and casts of parameters add to each layer
-    cost: Stage  # what one micro-batch costs
+    copied: CopySeconds  # what gathers and casts of parameters add to each layer
+    cost: StageCost  # what one micro-batch costs
     memory: Memory  # what a rank of each holds
     devices: Cluster | None = None  # whose memory it is, where not all of those
 
@@ -691,7 +691,7 @@ class StageColumns:
         return regather_bytes(self.costs, self.cost)
 
 
-def seconds_by_layer(c: Costs, workload: Workload, copied: Copied) -> tuple[Array, Array]:
+def seconds_by_layer(c: Costs, workload: Workload, copied: CopySeconds) -> tuple[Array, Array]:
     """Forward and backward seconds of every layer, once: layers × plans."""
     found = [layer_seconds(c, at, workload) for at in range(len(workload.layers))]
     if copied:
@@ -741,7 +741,7 @@ class PricedStage:
         return [float(seconds[0]) for seconds in apart]
 
     @property
-    def copied(self) -> Copied:
+    def copied(self) -> CopySeconds:
         """What gathers and casts of parameters add to each layer, once; empty where nothing."""
         mine = slice(self.column, self.column + 1)
         return [(ahead[mine], back[mine]) for ahead, back in self.columns.copied]
@@ -805,19 +805,19 @@ def priced_stages(
         some = [unpriced[i] for i in rows]
         keys = {} if known else _keys(some, workload, cluster)
         if missing := _missing(keys):
-            part, cells = _part(cluster, some[0].ranks), [key[-1] for key in missing]
+            part, cells = _machines_of(cluster, some[0].ranks), [key[-1] for key in missing]
             layers = layer_costs(workload, part, layouts(cells).cells()[0])
             table = costs(cells, workload, part, layers=layers)
             for k, key in enumerate(missing):
-                _KNOWN[key] = workload, cluster, part, table.take(np.array([k]))
-        machines = _KNOWN[keys[some[0].plan]][2] if keys else cluster
-        found = {plan: _KNOWN[key][3].of(plan, machines) for plan, key in keys.items()}
+                _PRICED[key] = workload, cluster, part, table.take(np.array([k]))
+        machines = _PRICED[keys[some[0].plan]][2] if keys else cluster
+        found = {plan: _PRICED[key][3].of(plan, machines) for plan, key in keys.items()}
         if known:
             found[some[0].plan] = known
         each, times = _columns(some, found, workload)
         numbers, copied = (
             np.array([float(s.number) for s in some]),
-            copied_layers(each, workload, machines),
+            copy_seconds(each, workload, machines),
         )
         cost = stage(each, times, workload, machines, copied)
         held = stage_memory(each, times, workload, numbers)
@@ -839,9 +839,9 @@ def _keys(some: Sequence[StageLayers], workload: Workload, cluster: Cluster) -> 
 def _missing(keys: dict[Plan, _Key]) -> list[_Key]:
     """Those that are to be priced; all of them where room is made for them."""
     every = list(dict.fromkeys(keys.values()))
-    missing = [key for key in every if key not in _KNOWN]
-    if missing and len(_KNOWN) + len(missing) >= _MOST_KNOWN:
-        _KNOWN.clear()
+    missing = [key for key in every if key not in _PRICED]
+    if missing and len(_PRICED) + len(missing) >= _MOST_KNOWN:
+        _PRICED.clear()
         return every
     return missing
 
@@ -865,13 +865,13 @@ def _columns(
 
 def uneven_stage(one: StageLayers, workload: Workload, cluster: Cluster) -> PricedStage:
     """A stage whose replicas have unlike samples: all wait for the one that takes longest."""
-    machines = _part(cluster, one.ranks)
+    machines = _machines_of(cluster, one.ranks)
     every = tuple(
         replace(
             found.columns,
             cluster=machines,
             devices=found.cluster,
-            copied=(copied := copied_layers(found.columns.costs, workload, machines)),
+            copied=(copied := copy_seconds(found.columns.costs, workload, machines)),
             cost=stage(found.columns.costs, found.columns.times, workload, machines, copied),
         )
         for ranks, plan in unlike_replicas(one.ranks, one.plan, cluster)
@@ -900,7 +900,7 @@ def unlike_replicas(
 
 
 @lru_cache(maxsize=1024)
-def _part(cluster: Cluster, ranks: tuple[int, ...]) -> Cluster:
+def _machines_of(cluster: Cluster, ranks: tuple[int, ...]) -> Cluster:
     return cluster.part(ranks)
 
 

@@ -685,7 +685,7 @@ class ResolvedStep:
         return comm / max(comm + max(kernels, host), 1e-30)
 
 
-class _Draft:
+class _GraphColumns:
     """Columns of tasks, waits and tables on their way to a graph."""
 
     def __init__(self) -> None:
@@ -769,7 +769,7 @@ class _Draft:
         return out
 
 
-class _Spans(NamedTuple):
+class _TaskRanges(NamedTuple):
     """First and last task of each action: way × stage × chunk × micro-batch; -1: none."""
 
     first: Ids
@@ -782,15 +782,15 @@ def lowered(step: ResolvedStep, program: Program) -> Graph:
     """The graph of a step whose program is known, with the plan's what-ifs applied."""
     plan = step.plan
     program.slowdown = step.slowdown
-    graph = written(program, {"workload": step.workload.name, "plan": str(plan)})
+    graph = graph_of_program(program, {"workload": step.workload.name, "plan": str(plan)})
     if not plan.whatifs:
         return graph
     return applied([parse(text) for text in plan.whatifs], graph, Setting(step.cluster))
 
 
-def written(program: Program, facts: Mapping[str, Any]) -> Graph:
+def graph_of_program(program: Program, facts: Mapping[str, Any]) -> Graph:
     """The graph of a program."""
-    draft = _Draft()
+    draft = _GraphColumns()
     spans = _write_stages(draft, program)
     _write_messages(draft, program, spans)
     _write_end(draft, program, spans)
@@ -798,7 +798,7 @@ def written(program: Program, facts: Mapping[str, Any]) -> Graph:
     return assemble(draft.size, facts=facts, **draft.tables(program))
 
 
-def _write_stages(draft: _Draft, program: Program) -> _Spans:
+def _write_stages(draft: _GraphColumns, program: Program) -> _TaskRanges:
     """Every action of every stage, stage by stage."""
     stages, lengths = program.stages, np.array([len(chain) for chain in program.chains])
     pieces = [piece for chain in program.chains for piece in chain]
@@ -838,7 +838,7 @@ def _write_stages(draft: _Draft, program: Program) -> _Spans:
 
 
 def _add_groups(
-    draft: _Draft, stages: Sequence[StageTasks], column: Ids, owner: Ids, axis: Any
+    draft: _GraphColumns, stages: Sequence[StageTasks], column: Ids, owner: Ids, axis: Any
 ) -> None:
     """The ranks of exchanges, which differ from stage to stage."""
     for k, one in enumerate(stages) if axis.any() else ():
@@ -846,7 +846,7 @@ def _add_groups(
             column[(owner == k) & (axis == name)] = draft.text(text)
 
 
-def _piece_columns(draft: _Draft, pieces: Sequence[Piece]) -> dict[str, Any]:
+def _piece_columns(draft: _GraphColumns, pieces: Sequence[Piece]) -> dict[str, Any]:
     """What pieces say of their tasks."""
     numbers = {n: [getattr(p, n) for p in pieces] for n in ("seconds", "flops", "comm_bytes")}
     texts = {
@@ -858,7 +858,7 @@ def _piece_columns(draft: _Draft, pieces: Sequence[Piece]) -> dict[str, Any]:
     return {name: np.array(values) for name, values in found.items()}
 
 
-def _spans(program: Program, begin: Ids, sizes: Ids, kernel: Any) -> _Spans:
+def _spans(program: Program, begin: Ids, sizes: Ids, kernel: Any) -> _TaskRanges:
     """Where the actions of stages begin and end, and the kernels of the last one of each."""
     stages = program.stages
     counts = np.array([len(one.chain) for one in stages])
@@ -874,7 +874,7 @@ def _spans(program: Program, begin: Ids, sizes: Ids, kernel: Any) -> _Spans:
     first[where], last[where] = begin + lead[chain], begin + sizes - 1
     final = [np.arange(begin[k], begin[k] + sizes[k]) for k in np.cumsum(counts) - 1]
     done = np.array([ids[-1] for ids in final])
-    return _Spans(first, last, [ids[kernel[ids]] for ids in final], done)
+    return _TaskRanges(first, last, [ids[kernel[ids]] for ids in final], done)
 
 
 def _rows(at: Ids, many: Ids) -> tuple[Ids, Ids]:
@@ -884,7 +884,7 @@ def _rows(at: Ids, many: Ids) -> tuple[Ids, Ids]:
     return entry, starts[entry] + np.arange(len(entry)) - (np.cumsum(sizes) - sizes)[entry]
 
 
-def _write_messages(draft: _Draft, program: Program, spans: _Spans) -> None:
+def _write_messages(draft: _GraphColumns, program: Program, spans: _TaskRanges) -> None:
     """Sends between stages, and waits where nothing is sent."""
     first, last = spans.first, spans.last
     draft.wait(first[WEIGHT], last[BACKWARD])
@@ -920,7 +920,7 @@ def _write_messages(draft: _Draft, program: Program, spans: _Spans) -> None:
         draft.pair(draft.used, ids, links)
 
 
-def _write_end(draft: _Draft, program: Program, spans: _Spans) -> None:
+def _write_end(draft: _GraphColumns, program: Program, spans: _TaskRanges) -> None:
     """Gradient reductions, the optimizer and what follows it."""
     done: list[int] = []
     for one in program.epilogue:
@@ -942,7 +942,7 @@ def _write_end(draft: _Draft, program: Program, spans: _Spans) -> None:
         done.append(int(ids[-1]))
 
 
-def _write_buffers(draft: _Draft, program: Program, spans: _Spans) -> None:
+def _write_buffers(draft: _GraphColumns, program: Program, spans: _TaskRanges) -> None:
     """What each rank holds for good, and what each micro-batch keeps from forward to backward."""
     for one in program.buffers:
         born = dies = np.array([NONE])

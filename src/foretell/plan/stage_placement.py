@@ -412,7 +412,7 @@ def updating(prices: Prices, rank: int, mine: Sequence[StagePlacement]) -> float
     elements, tensors, lead = (
         sum(getattr(one, name) for one in paid) for name in ("elements", "tensors", "lead")
     )
-    for rates, layer, share in _twice(prices, [p for p in mine if "frozen" not in p.ways]):
+    for rates, layer, share in _tied_on_rank(prices, [p for p in mine if "frozen" not in p.ways]):
         elements, tensors = elements - share * float(rates.elements[layer]), tensors - 1
     device, learned = prices.cluster.devices[rank], prices.cluster.calibration
     return rank_update(device, learned, running(prices.plan), elements, tensors, lead)
@@ -426,27 +426,27 @@ def tying(prices: Prices, ranks: Sequence[int], elements: float) -> float:
     return float(collective.price("all_reduce", elements * width, group).seconds)
 
 
-class Change(NamedTuple):
+class MemoryChange(NamedTuple):
     """Bytes that a block adds on its ranks when it starts, and when it ends."""
 
     start: float
     end: float
 
 
-def change(
+def memory_change(
     kind: str, paid: PlacedStageCost, ways: Sequence[str], *, trains: bool, split: bool
-) -> Change:
+) -> MemoryChange:
     """What one block of a stage does to the memory of its ranks."""
     away = "offload" in ways and trains
     kept = paid.kept if trains else 0.0
     if kind == "F":
-        return Change(kept + paid.brief, -paid.brief - (kept if away else 0.0))
+        return MemoryChange(kept + paid.brief, -paid.brief - (kept if away else 0.0))
     back = paid.moment + (kept if away else 0.0)
     if kind == "W":
-        return Change(0.0, -kept)
+        return MemoryChange(0.0, -kept)
     if kind == "I" and split:
-        return Change(back, -paid.moment)
-    return Change(back, -kept - paid.moment)
+        return MemoryChange(back, -paid.moment)
+    return MemoryChange(back, -kept - paid.moment)
 
 
 def constant(prices: Prices, found: Sequence[StagePlacement], rank: int, *, trains: bool) -> float:
@@ -456,13 +456,13 @@ def constant(prices: Prices, found: Sequence[StagePlacement], rank: int, *, trai
     for place in mine:
         paid = placed_stage_cost(prices, place)
         total += paid.parameters + (paid.trained if trains else 0.0)
-    for rates, layer, share in _twice(prices, mine):
+    for rates, layer, share in _tied_on_rank(prices, mine):
         held = rates.parameters[layer] + (rates.trained[layer] if trains else 0.0)
         total -= float(held * share)
     return total
 
 
-def _twice(
+def _tied_on_rank(
     prices: Prices, mine: Sequence[StagePlacement]
 ) -> Iterator[tuple[PlacedStageCost, int, float]]:
     """Tied weights whose layers meet on a rank, split alike: the layer, and their share of it."""
@@ -500,7 +500,9 @@ def peaks(
         now = most = constant(prices, found, rank, trains=trains) if row else 0.0
         for act in row:
             s = act.stage
-            by = change(act.kind, bills[s], found[s].ways, trains=s in back, split=s in split)
+            by = memory_change(
+                act.kind, bills[s], found[s].ways, trains=s in back, split=s in split
+            )
             most = max(most, now + by.start, now + by.start + by.end)
             now += by.start + by.end
         out.append(most)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from foretell.errors import InputError
 from foretell.graph.graph import group_text, ranks_of
-from foretell.plan.check import beside_groups, runs
+from foretell.plan.check import beside_groups, layer_groups
 from foretell.plan.plan import Plan, Segment, segments_of
 from foretell.plan.program import is_split
 
@@ -269,7 +269,7 @@ def _odd_groups(plan: Plan) -> list[str]:
         return []
     found = beside_groups(plan)
     try:
-        runs(plan)
+        layer_groups(plan)
     except InputError as error:
         found.append(error.message)
     return found

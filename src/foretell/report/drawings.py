@@ -17,7 +17,7 @@ from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.graph.graph import Kind, Phase, ranks_of
 from foretell.plan import Plan
-from foretell.plan.check import runs
+from foretell.plan.check import layer_groups
 from foretell.report import words
 from foretell.report.answers import PlanAnswer, ScheduleAnswer, of
 from foretell.simulate.timeline import Timeline
@@ -145,7 +145,7 @@ def drawn_plan(
 def _grid(plan: Plan) -> list[dict[str, Any]]:
     """Layers placed one by one: the ranks of each run of layers, and their samples."""
     found = []
-    for run in runs(plan) if plan.groups else ():
+    for run in layer_groups(plan) if plan.groups else ():
         cells = {str(rank): samples for rank, samples in run.samples.items()}
         name = run.first if run.first == run.last else f"{run.first} … {run.last}"
         found.append({"name": name, "way": run.way, "cells": cells})

@@ -478,13 +478,13 @@ class _Search:
     def _framework(self) -> str:
         """The framework that splits such a model; DeepSpeed shards parameters with its kernels."""
         split = Plan(pp=2, precision=self.options.precision)
-        return resolved(split, self.workload.most("tp") > 1, self.workload.dtype).framework
+        return resolved(split, self.workload).framework
 
     def _is_eager(self, plan: Plan) -> bool:
         """Whether torch.compile would fuse what the framework does not."""
         if plan.compile or not self.compiles:
             return False
-        asked = resolved(plan, self.workload.most("tp") > 1, self.workload.dtype)
+        asked = resolved(plan, self.workload)
         return framework_of(asked.framework).kernels == "eager"
 
     def started(self, offered: list[Offers]) -> list[Found]:

@@ -40,7 +40,7 @@ from foretell.plan.costs import (
     ROUNDING,
     Costs,
     cell_of,
-    copied_layers,
+    copy_seconds,
     costs,
     layer_seconds,
     room,
@@ -49,7 +49,7 @@ from foretell.plan.costs import (
 )
 from foretell.plan.framework import resolved, slowdown
 from foretell.plan.layer_cost import Array, layouts
-from foretell.plan.plan import Segment, blocks_of, micro_samples, segments, written
+from foretell.plan.plan import Segment, blocks_of, micro_samples, plan_of_segments, segments
 from foretell.plan.prices import reducing, reduction, tied_bytes, unlike_replicas, updating
 from foretell.plan.program import last_stage
 from foretell.workload import Workload
@@ -143,7 +143,7 @@ def pipelines(
 
 def resolved_common(plan: Plan, workload: Workload) -> Plan:
     """What all segments share, made explicit as for a model that is split."""
-    asked = resolved(plan.but(pp=2), workload.most("tp") > 1, workload.dtype)
+    asked = resolved(plan.but(pp=2), workload)
     return plan.but(**{name: getattr(asked, name) for name in RESOLVED})
 
 
@@ -344,7 +344,7 @@ class Partitioner:
         guess, ends = min((_took(_each(took, ends), hops, turns), ends) for ends in cuts)
         rows = chained(meshes, tables, ends)
         guess += max(self._after(one, row) for one, row in zip(stages, rows, strict=True))
-        found = written(whole, rows)
+        found = plan_of_segments(whole, rows)
         return (guess + self._tied(stages, whole)) * slowdown(found, self.cluster), found
 
     def guess(self, plan: Plan) -> float:
@@ -499,7 +499,7 @@ class Partitioner:
             columns = self._priced(mesh, mode).take(np.zeros(many, np.intp))
             machines = self.cluster.part(mesh.ranks) if mesh.plan.zero == 3 else self.cluster
             once, last = np.eye(many), np.full(many, float(mesh.plan.pp - 1))
-            copied = copied_layers(columns, self.workload, machines)
+            copied = copy_seconds(columns, self.workload, machines)
             took = stage(columns, once, self.workload, machines, copied)
             held = stage_memory(columns, once, self.workload, last)
             state = held.parameters + held.gradients + held.optimizers
@@ -542,7 +542,7 @@ class Partitioner:
             blocks = np.array([float(x.is_block * x.times) for x in self.workload.layers])
             times = (blocks * row.blocks / blocks.sum())[:, None]
             where = self.cluster.part(mesh.ranks)
-            one = stage(c, times, self.workload, where, copied_layers(c, self.workload, where))
+            one = stage(c, times, self.workload, where, copy_seconds(c, self.workload, where))
             took = reduction(c, one, times, self.workload, where, reducing(c, one, where))
             took += updating(c, one, where)
             self._ends[key] = float(took[0])
@@ -657,7 +657,7 @@ def chained(
 def common_of(common: Plan, meshes: Sequence[Mesh], workload: Workload) -> Plan:
     """What all stages share, made explicit as `check` does it."""
     asked = common.but(zero=max(m.plan.zero for m in meshes), pp=len(meshes), segments=())
-    asked = resolved(asked, workload.most("tp") > 1, workload.dtype)
+    asked = resolved(asked, workload)
     return common.but(**{name: getattr(asked, name) for name in RESOLVED})
 
 

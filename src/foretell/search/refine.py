@@ -29,8 +29,8 @@ from foretell.plan.plan import (
     as_degrees,
     blocks_of,
     micro_samples,
+    plan_of_segments,
     segments,
-    written,
 )
 from foretell.plan.prices import estimate
 from foretell.plan.program import FAMILIES, ONE_CHUNK
@@ -591,7 +591,7 @@ def in_segments(plan: Plan, workload: Workload) -> Plan | None:
     whole = plan.chunks == 1 and plan.schedule in ONE_CHUNK and not plan.actions
     if plan.pp == 1 or not whole:
         return None
-    return written(plan.but(pp=1, layers=(), placement=()), rows_of(plan, workload))
+    return plan_of_segments(plan.but(pp=1, layers=(), placement=()), rows_of(plan, workload))
 
 
 def _with_half(plan: Plan) -> Iterator[Plan]:
@@ -757,15 +757,15 @@ def _segment_moves(plan: Plan, chains: Partitioner) -> Iterator[Plan]:
     for micro in (plan.micro_batch * 2, plan.micro_batch // 2):
         if micro and plan.global_batch % micro == 0:
             yield plan.but(micro_batch=micro)
-    yield from _with_half(written(plan, found[::-1]))
+    yield from _with_half(plan_of_segments(plan, found[::-1]))
     yield from _merges(plan, found, chains)
     yield from _block_moved(plan, found)
     turns = plan.global_batch // max(plan.micro_batch, 1)
     for a, one in enumerate(found):
         for other in _share_moves(one, plan.micro_batch, turns, chains) if one.plan.dp > 1 else ():
-            yield written(plan, [*found[:a], other, *found[a + 1 :]])
+            yield plan_of_segments(plan, [*found[:a], other, *found[a + 1 :]])
     for a in range(len(found) - 1 if len(found) > 2 else 0):  # neighbours change places
-        yield written(plan, [*found[:a], found[a + 1], found[a], *found[a + 2 :]])
+        yield plan_of_segments(plan, [*found[:a], found[a + 1], found[a], *found[a + 2 :]])
 
 
 def _segment_frameworks(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
@@ -776,7 +776,7 @@ def _segment_frameworks(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
     for name, rows in (("ddp", whole), ("fsdp", alone)):
         for kernels in ("fused", "") if plan.framework != name else ():
             assigned = [replace(one, plan=row) for one, row in zip(found, rows, strict=True)]
-            yield written(own.but(framework=name, optimizer_kernels=kernels), assigned)
+            yield plan_of_segments(own.but(framework=name, optimizer_kernels=kernels), assigned)
 
 
 def _block_moved(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
@@ -787,7 +787,7 @@ def _block_moved(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
                 assigned = list(found)
                 assigned[a] = replace(source, blocks=source.blocks - 1)
                 assigned[b] = replace(target, blocks=target.blocks + 1)
-                yield written(plan, assigned)
+                yield plan_of_segments(plan, assigned)
 
 
 def _splits(plan: Plan, workload: Workload) -> Iterator[Plan]:
@@ -831,7 +831,7 @@ def _stage_moves(plan: Plan, found: Sequence[Segment], workload: Workload) -> It
                 for row in found
             ]
             rows[a] = replace(one, plan=other)
-            yield written(plan.but(micro_batch=samples), rows)
+            yield plan_of_segments(plan.but(micro_batch=samples), rows)
 
 
 def _merges(plan: Plan, found: Sequence[Segment], chains: Partitioner) -> Iterator[Plan]:
@@ -846,4 +846,4 @@ def _merges(plan: Plan, found: Sequence[Segment], chains: Partitioner) -> Iterat
         one = Segment(first.blocks + then.blocks, first.ranks + then.ranks, own)
         some = [one] if len(found) > 2 and samples % dp == 0 else []
         for other in (*some, *_share_moves(one, samples, turns, chains)):
-            yield written(plan, [*found[:a], other, *found[a + 2 :]])
+            yield plan_of_segments(plan, [*found[:a], other, *found[a + 2 :]])

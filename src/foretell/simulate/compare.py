@@ -25,7 +25,7 @@ from foretell.simulate.timeline import Timeline
 
 
 @dataclass(frozen=True)
-class Part:
+class TaskGap:
     """One task's part of the gap, in seconds; what made it longer is positive."""
 
     task: int  # in the predicted timeline
@@ -61,7 +61,7 @@ class Comparison:
     matched: int  # tasks that both have
     only_predicted: int
     only_measured: int
-    parts: tuple[Part, ...]  # of the path, the largest first
+    parts: tuple[TaskGap, ...]  # of the path, the largest first
     lanes: tuple[Lane, ...]
     elsewhere: float  # of the gap, behind the path
 
@@ -132,13 +132,15 @@ def _path(timeline: Timeline) -> Array:
     return tasks[np.argsort(timeline.start[tasks], kind="stable")]
 
 
-def _parts(predicted: Timeline, measured: Timeline, twin: Array, path: list[int]) -> Iterator[Part]:
+def _parts(
+    predicted: Timeline, measured: Timeline, twin: Array, path: list[int]
+) -> Iterator[TaskGap]:
     before, was = 0.0, 0.0
     for i in path:
         k = int(twin[i])
         start, end = float(predicted.start[i]), float(predicted.end[i])
         began, ended = float(measured.start[k]), float(measured.end[k])
-        yield Part(
+        yield TaskGap(
             i, predicted.graph.text_of("name", i) or predicted.graph.text_of("op", i),
             lane_name(predicted.graph, int(predicted.graph.lane[i])), end - start, ended - began,
             (ended - began) - (end - start), (began - was) - (start - before),
@@ -146,7 +148,7 @@ def _parts(predicted: Timeline, measured: Timeline, twin: Array, path: list[int]
         before, was = end, ended
 
 
-def _lanes(predicted: Timeline, measured: Timeline, parts: list[Part]) -> Iterator[Lane]:
+def _lanes(predicted: Timeline, measured: Timeline, parts: list[TaskGap]) -> Iterator[Lane]:
     mine, theirs = _busy(predicted), _busy(measured)
     for name in mine | theirs:
         part = sum(p.seconds for p in parts if p.lane == name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from foretell.plan import Plan
-from foretell.plan.check import layers_of, micro_batches_of_groups, rank_samples, runs
+from foretell.plan.check import layer_groups, layers_of, micro_batches_of_groups, rank_samples
 from foretell_lab.emulation.prices import Prices
 
 
@@ -40,7 +40,7 @@ def parts(plan: Plan, profile: dict[str, Any]) -> list[Piece]:
         each = -(-plan.global_batch // plan.dp)
         shares = dict(enumerate(plan.shares or (each,) * plan.dp))
         return [Piece([shares], frozenset(), dict(sizes), 0.0)]
-    found, names = runs(plan), list(profile["handed"])
+    found, names = layer_groups(plan), list(profile["handed"])
     out = []
     for run, where in zip(found, layers_of(found, names, profile["model"]), strict=True):
         mine = [names[i] for i in where]

@@ -14,7 +14,7 @@ from typing import Any
 
 from foretell.graph import Builder, Graph
 from foretell.plan import Plan
-from foretell.plan.check import agreed
+from foretell.plan.check import sync_methods
 from foretell.plan.layer_ranges import Action, orders, redistribute
 from foretell.pytorch.deploy.buckets import Layout, by_size
 from foretell_lab.emulation.mixed_parts import Piece, RankSpeed, parts
@@ -51,7 +51,7 @@ class _Step:
         self.ready: dict[tuple[int, str], dict[int, int]] = defaultdict(dict)
         self.waits: dict[int, list[int]] = {r: [] for r in self.ranks}  # what an update waits for
         usual = dict.fromkeys(profile["parameters"], "all-reduce")
-        self.ways: dict[str, str] = usual | agreed(plan)
+        self.ways: dict[str, str] = usual | sync_methods(plan)
         self.layouts = [self._layout(part) for part in self.parts]
 
     def _lane(self, name: str, rank: int, kind: str) -> int:

@@ -30,7 +30,13 @@ import torch.distributed as dist
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.plan.check import Run, agreed, micro_batches_of_groups, run_samples, runs
+from foretell.plan.check import (
+    LayerGroup,
+    group_samples,
+    layer_groups,
+    micro_batches_of_groups,
+    sync_methods,
+)
 from foretell.plan.layer_ranges import Move, edges, handed, orders
 from foretell.plan.plan import Segment, micro_samples
 from foretell.plan.stage_placement import Action
@@ -271,10 +277,10 @@ class Groups(RowStages):
     def __init__(
         self, plan: Plan, pieces: Sequence[Any], loss: Callable[[Any, Any], Any], device: Any
     ) -> None:
-        self.plan, self.runs, self.batches = plan, runs(plan), micro_batches_of_groups(plan)
+        self.plan, self.runs, self.batches = plan, layer_groups(plan), micro_batches_of_groups(plan)
         self.batch, rank = self.runs[0].batch, dist.get_rank()
         self.is_split = [run.way == "split" for run in self.runs]
-        self.samples = [run_samples(run, self.batches) for run in self.runs]
+        self.samples = [group_samples(run, self.batches) for run in self.runs]
         modules = {q: pieces[q] for q, run in enumerate(self.runs) if rank in run.samples}
         self.tied, self.turns = tied(pieces, self.runs), turns(pieces)
         self.syncs: dict[int, Sync] = {}  # by run, or below zero: of several runs
@@ -475,7 +481,7 @@ class Groups(RowStages):
         served = [sorted(run.ranks).index(rank) for rank in run.ranks]  # as their group numbers
         ways = {n: f"ps:{served[self.turns[n] % len(served)]}" for n in names if run.way == "ps"}
         ways |= dict.fromkeys(names if run.way == "sharded" else (), "sharded")
-        mine = {n: way for n, way in agreed(self.plan).items() if n in names}
+        mine = {n: way for n, way in sync_methods(self.plan).items() if n in names}
         if run.way == "factors" and "factors" not in mine.values():
             ways |= _by_factors(self.modules[q], rows, sum(run.samples.values()))
         return ways | {n: _served(way, run) for n, way in mine.items()}
@@ -512,7 +518,7 @@ class Pair(NamedTuple):
     split: Any  # that of layers which are split over them
 
 
-def _served(way: str, run: Run) -> str:
+def _served(way: str, run: LayerGroup) -> str:
     """A way with its server as the group numbers it; plans count a run's ranks in their order."""
     word, _, rank = way.partition(":")
     if not rank:
@@ -538,7 +544,7 @@ def _by_factors(module: Any, rows: Mapping[str, float], batch: int) -> dict[str,
     return found
 
 
-def tied(pieces: Sequence[Any], runs: Sequence[Run]) -> dict[int, list[int]]:
+def tied(pieces: Sequence[Any], groups: Sequence[LayerGroup]) -> dict[int, list[int]]:
     """Parameters that several runs hold: the runs of each, by the id of the parameter.
 
     All ranks ask, those without a run too, so that they refuse together.
@@ -549,13 +555,13 @@ def tied(pieces: Sequence[Any], runs: Sequence[Run]) -> dict[int, list[int]]:
             held.setdefault(id(parameter), []).append(q)
     found = {key: where for key, where in held.items() if len(where) > 1}
     for where in found.values():
-        if len({frozenset(runs[q].ranks) for q in where}) > 1:
-            names = " and ".join(f"`{runs[q].first}`" for q in where)
+        if len({frozenset(groups[q].ranks) for q in where}) > 1:
+            names = " and ".join(f"`{groups[q].first}`" for q in where)
             raise InputError(
                 f"the runs of {names} share a parameter and have other ranks each",
                 hint="put layers with tied weights on the same ranks",
             )
-        for run in (runs[q] for q in where if runs[q].way == "split"):
+        for run in (groups[q] for q in where if groups[q].way == "split"):
             raise InputError(
                 f"`{run.first}` to `{run.last}` is split and shares a parameter with another run",
                 hint="let layers with tied weights be in one run",

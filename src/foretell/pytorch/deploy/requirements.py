@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from foretell.errors import InputError, unknown
 from foretell.plan import Plan, unsupported
-from foretell.plan.check import spoken
+from foretell.plan.check import torch_names
 from foretell.plan.unsupported import ModelFacts, own_plans, require_runnable
 from foretell.pytorch.deploy import channels, shard, spatial
 from foretell.pytorch.deploy.experts import experts_of
@@ -170,7 +170,7 @@ def check_names(plan: Plan, model: Any) -> Plan:
     known = dict(model.named_parameters())
 
     def own(name: str) -> str:
-        found = next((word for word in spoken(name) if word in known), None)
+        found = next((word for word in torch_names(name) if word in known), None)
         if found is None:
             raise unknown("parameter in the plan", name, known)
         return found

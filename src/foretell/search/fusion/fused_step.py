@@ -77,7 +77,7 @@ from foretell.plan.costs import room
 from foretell.plan.framework import Running, resolved, running
 from foretell.plan.plan import COPY, named_ops
 from foretell.plan.program import Piece as Part
-from foretell.plan.program import Program, ResolvedStep, StageTasks, written
+from foretell.plan.program import Program, ResolvedStep, StageTasks, graph_of_program
 from foretell.predict import Prediction, predict_many
 from foretell.search.fusion.lanes import best_messages, communication, ends, ends_waiting, seconds
 from foretell.search.fusion.problem import (
@@ -537,7 +537,7 @@ def lower(judge: Evaluator, scored: Scored, stretch: float = 1.0) -> Graph:
     """One step: groups on a stream, messages on the wire, updates behind them."""
     problem = judge.problem
     facts = {"workload": problem.model, "ranks": problem.wire.ranks}
-    return written(_program(judge, scored, stretch), facts)
+    return graph_of_program(_program(judge, scored, stretch), facts)
 
 
 def _program(judge: Evaluator, scored: Scored, stretch: float) -> Program:
@@ -741,7 +741,7 @@ def eager_plan(workload: Workload, plan: Plan | None = None) -> Plan:
         optimizer=plan.optimizer, optimizer_kernels=plan.optimizer_kernels,
         grad_dtype=plan.grad_dtype,
     )  # fmt: skip
-    return resolved(asked, workload.most("tp") > 1, workload.dtype)
+    return resolved(asked, workload)
 
 
 def run_of(workload: Workload, plan: Plan | None = None) -> Running:

@@ -549,7 +549,7 @@ def problem(
         raise InputError(
             f"a batch of {batch:,} samples", hint=f"placement takes {MOST_SAMPLES:,} at most"
         )
-    plain = resolved(Plan(framework=framework), workload.most("tp") > 1, workload.dtype)
+    plain = resolved(Plan(framework=framework), workload)
     sizes = _grid(batch)
     seconds = [unit_seconds(workload, cluster, d, plain, sizes) for d in machines.kinds]
     holds = held(workload, plain)

@@ -41,10 +41,10 @@ from foretell.plan.stage_placement import (
     PlacedStageCost,
     Prices,
     StagePlacement,
-    change,
     constant,
     copies,
     edges,
+    memory_change,
     message,
     placed_stage_cost,
     room,
@@ -805,7 +805,9 @@ def block_of(
     trains: bool, split: bool,
 ) -> Block:  # fmt: skip
     paid = placed_stage_cost(prices, place)
-    by = change(kind, paid, place.ways, trains=trains, split=split and "frozen" not in place.ways)
+    by = memory_change(
+        kind, paid, place.ways, trains=trains, split=split and "frozen" not in place.ways
+    )
     took = seconds(prices, place, kind, paid) * slowdown(prices.plan, prices.cluster)
     name = " ".join(place.texts(prices.workload)[1:])
     return Block(block_id(stage, kind), kind, devices, took, by.start, by.end, name)

@@ -27,7 +27,14 @@ import numpy as np
 from foretell.graph import Graph
 from foretell.workload.captured.ops import Model, Piece, fused, image_of, pieces_of
 from foretell.workload.captured.roles import Roles, is_linear, is_through, roles_of
-from foretell.workload.captured.rows import PRODUCTS, Row, batch_of, is_captured, mark_live, rows_of
+from foretell.workload.captured.rows import (
+    PRODUCTS,
+    ForwardCall,
+    batch_of,
+    is_captured,
+    mark_live,
+    rows_of,
+)
 from foretell.workload.captured.weights import Weight, assign
 from foretell.workload.models import transformer
 from foretell.workload.models.cnn import splits_of
@@ -51,7 +58,7 @@ class Unit:
     is_read_later: bool = False  # by another than the next
 
 
-def branched(runs: Runs, rows: Sequence[Row]) -> list[Unit]:
+def branched(runs: Runs, rows: Sequence[ForwardCall]) -> list[Unit]:
     """The units of runs of rows, with whom they read; a plain chain stays as it is."""
     moved = _joined_later(_begun_anew(runs, rows), rows)
     home = {i: k for k, (_, mine) in enumerate(moved) for i in mine}
@@ -73,7 +80,7 @@ def branched(runs: Runs, rows: Sequence[Row]) -> list[Unit]:
     ]
 
 
-def _begun_anew(runs: Runs, rows: Sequence[Row]) -> Runs:
+def _begun_anew(runs: Runs, rows: Sequence[ForwardCall]) -> Runs:
     """Runs cut where a module that is in no unit reads nothing of what was made before."""
     out: Runs = []
     for name, mine in runs:
@@ -87,13 +94,13 @@ def _begun_anew(runs: Runs, rows: Sequence[Row]) -> Runs:
     return out
 
 
-def _tail(name: str, mine: Sequence[int], rows: Sequence[Row]) -> list[int]:
+def _tail(name: str, mine: Sequence[int], rows: Sequence[ForwardCall]) -> list[int]:
     """The rows of a run behind its module."""
     inside = [i for i in mine if f"{rows[i].path}.".startswith(f"{name}.")]
     return [i for i in mine if inside and i > inside[-1]]
 
 
-def _is_new(tail: Sequence[int], first: int, rows: Sequence[Row]) -> bool:
+def _is_new(tail: Sequence[int], first: int, rows: Sequence[ForwardCall]) -> bool:
     """Whether what follows is fed by the batch and by nothing that a layer made."""
     row = rows[first]
     if not row.path or not row.live or not row.weights:
@@ -101,7 +108,7 @@ def _is_new(tail: Sequence[int], first: int, rows: Sequence[Row]) -> bool:
     return not any(rows[j].live and rows[j].weights for j in _upstream([first], rows))
 
 
-def _upstream(starts: Iterable[int], rows: Sequence[Row]) -> set[int]:
+def _upstream(starts: Iterable[int], rows: Sequence[ForwardCall]) -> set[int]:
     found: set[int] = set()
     left = [j for i in starts for j in rows[i].after]
     while left:
@@ -112,7 +119,7 @@ def _upstream(starts: Iterable[int], rows: Sequence[Row]) -> set[int]:
     return found
 
 
-def _joined_later(runs: Runs, rows: Sequence[Row]) -> Runs:
+def _joined_later(runs: Runs, rows: Sequence[ForwardCall]) -> Runs:
     """Runs whose last rows bring branches together hand those to the next run."""
     out: Runs = []
     carry: list[int] = []
@@ -126,12 +133,14 @@ def _joined_later(runs: Runs, rows: Sequence[Row]) -> Runs:
     return out
 
 
-def _brings(at: int, own: set[int], rows: Sequence[Row]) -> bool:
+def _brings(at: int, own: set[int], rows: Sequence[ForwardCall]) -> bool:
     """Whether a row reads what did not lead up to its unit."""
     return any(rows[j].live and j not in own for j in rows[at].after)
 
 
-def _reads(mine: Sequence[int], home: dict[int, int], k: int, rows: Sequence[Row]) -> set[int]:
+def _reads(
+    mine: Sequence[int], home: dict[int, int], k: int, rows: Sequence[ForwardCall]
+) -> set[int]:
     """The units whose results one reads; masks and the like are made anew from the batch."""
     sizes: dict[int, float] = {}
     for i in mine:
@@ -142,7 +151,7 @@ def _reads(mine: Sequence[int], home: dict[int, int], k: int, rows: Sequence[Row
     return {unit for unit, size in sizes.items() if size >= LITTLE * most}
 
 
-def units_of(rows: Sequence[Row]) -> list[tuple[str, list[int]]]:
+def units_of(rows: Sequence[ForwardCall]) -> list[tuple[str, list[int]]]:
     """Names and rows of the layers in order; what is not numbered has an empty name."""
     names = _names(rows)
     if not any(names):
@@ -158,12 +167,12 @@ def units_of(rows: Sequence[Row]) -> list[tuple[str, list[int]]]:
     return _joined(_with_ends(runs, names), rows)
 
 
-def is_heavy(row: Row) -> bool:
+def is_heavy(row: ForwardCall) -> bool:
     """Whether it has weights that are multiplied with."""
     return row.op == "convolution" or is_linear(row) or "_rnn" in row.op
 
 
-def _names(rows: Sequence[Row]) -> list[str]:
+def _names(rows: Sequence[ForwardCall]) -> list[str]:
     """For each row the numbered module it is in."""
     paths = [row.path.split(".") for row in rows]
     depth = [_numbered(parts, 0) for parts in paths]
@@ -182,7 +191,7 @@ def _numbered(parts: Sequence[str], start: int) -> int:
     return next((i + 1 for i in range(start, len(parts)) if parts[i].isdigit()), 0)
 
 
-def _is_made_of(mine: list[int], inner: dict[int, str], rows: Sequence[Row]) -> bool:
+def _is_made_of(mine: list[int], inner: dict[int, str], rows: Sequence[ForwardCall]) -> bool:
     """Whether a module is a row of numbered ones with several matmuls each."""
     heavy = [i for i in mine if is_heavy(rows[i])]
     held = Counter(inner[i] for i in heavy if inner[i])
@@ -190,7 +199,7 @@ def _is_made_of(mine: list[int], inner: dict[int, str], rows: Sequence[Row]) -> 
     return len(several) > 1 and sum(several) >= SHARE * len(heavy)
 
 
-def repeats(rows: Sequence[Row]) -> list[str]:
+def repeats(rows: Sequence[ForwardCall]) -> list[str]:
     """Rows named by which copy they are in of the longest stretch that repeats."""
     codes: dict[tuple[object, ...], int] = {}
     signs = np.array(
@@ -216,7 +225,7 @@ def repeats(rows: Sequence[Row]) -> list[str]:
     return names
 
 
-def _narrows(rows: Sequence[Row]) -> list[str]:
+def _narrows(rows: Sequence[ForwardCall]) -> list[str]:
     """Rows named by where a single tensor goes from one to the next, a matmul in each part."""
     thin, names, part, full = crossings(rows) == 1, [], 0, False
     for at, row in enumerate(rows):
@@ -237,7 +246,7 @@ def _longest(same: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int, int
     return int(edges[::2][at]), int(lengths[at])
 
 
-def _cleanest(rows: Sequence[Row], start: int, period: int, length: int) -> int:
+def _cleanest(rows: Sequence[ForwardCall], start: int, period: int, length: int) -> int:
     """The place in a period where the fewest tensors cross from one copy to the next.
 
     Later places lose a copy where the stretch has no rows left for it, and are not looked at.
@@ -247,7 +256,7 @@ def _cleanest(rows: Sequence[Row], start: int, period: int, length: int) -> int:
     return min(options, key=lambda at: (many[at], at))
 
 
-def crossings(rows: Sequence[Row]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def crossings(rows: Sequence[ForwardCall]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """How many tensors that depend on the batch are made before each row and used from there on."""
     last: dict[int, int] = {}
     for at, row in enumerate(rows):
@@ -260,7 +269,7 @@ def crossings(rows: Sequence[Row]) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.cumsum(change)
 
 
-def crossing(rows: Sequence[Row], at: int) -> list[int]:
+def crossing(rows: Sequence[ForwardCall], at: int) -> list[int]:
     """Those tensors at one place, by the rows that make them."""
     used = {i for row in rows[at:] for i in row.after}
     return [i for i in sorted(used) if i < at and rows[i].learned]
@@ -279,7 +288,9 @@ def _with_ends(
     return [*runs, ("", tail)] if tail else runs
 
 
-def _joined(runs: list[tuple[str, list[int]]], rows: Sequence[Row]) -> list[tuple[str, list[int]]]:
+def _joined(
+    runs: list[tuple[str, list[int]]], rows: Sequence[ForwardCall]
+) -> list[tuple[str, list[int]]]:
     """Units without any product are part of the one before (a pool behind a convolution)."""
     out: list[tuple[str, list[int]]] = []
     for name, mine in runs:
@@ -295,7 +306,7 @@ _SMALL = 0.1  # of the largest product of a layer: not worth a note
 
 
 @dataclass
-class _Draft:
+class _LayerBuilder:
     """Layers while they are made, and where each parameter is."""
 
     layers: list[Layer] = field(default_factory=list)
@@ -313,7 +324,7 @@ def from_graph(graph: Graph, name: str = "") -> Workload:
     batch = batch_of(graph, rows)
     roles = roles_of(rows, batch)
     model = _model(graph, rows, roles, batch)
-    draft = _Draft()
+    draft = _LayerBuilder()
     for unit in branched(units_of(rows), rows):
         _add(draft, model, unit, left)
     _add_rest(draft, left)
@@ -323,7 +334,7 @@ def from_graph(graph: Graph, name: str = "") -> Workload:
     return replace(made, notes=tuple(_notes(graph, made)))
 
 
-def _model(graph: Graph, rows: Sequence[Row], roles: Roles, batch: int) -> Model:
+def _model(graph: Graph, rows: Sequence[ForwardCall], roles: Roles, batch: int) -> Model:
     convs = [
         i for i, r in enumerate(rows) if r.op == "convolution" and math.prod(r.call.dims[0][2:]) > 1
     ]
@@ -336,7 +347,7 @@ def _model(graph: Graph, rows: Sequence[Row], roles: Roles, batch: int) -> Model
     return model
 
 
-def _dtype(graph: Graph, rows: Sequence[Row]) -> str:
+def _dtype(graph: Graph, rows: Sequence[ForwardCall]) -> str:
     """The format that most work of matmuls and convolutions is done in."""
     work: dict[str, float] = {}
     for row in rows:
@@ -347,7 +358,7 @@ def _dtype(graph: Graph, rows: Sequence[Row]) -> str:
     return found if found in ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8") else "fp32"
 
 
-def _tokens(rows: Sequence[Row], batch: int) -> int:
+def _tokens(rows: Sequence[ForwardCall], batch: int) -> int:
     """Words of a sample: the rows that most linear layers have; 1 where they differ too much."""
     counts = Counter(
         int(row.size / row.out[-1] / batch) for row in rows if is_linear(row) and row.live
@@ -358,7 +369,7 @@ def _tokens(rows: Sequence[Row], batch: int) -> int:
     return max(found, 1) if 2 * many > counts.total() else 1
 
 
-def _add(draft: _Draft, model: Model, one: Unit, left: list[Weight]) -> None:
+def _add(draft: _LayerBuilder, model: Model, one: Unit, left: list[Weight]) -> None:
     """One unit as a layer; like the one before, it repeats it."""
     unit, mine = one.name, list(one.rows)
     seen: Counter[str] = Counter()
@@ -389,14 +400,14 @@ def _add(draft: _Draft, model: Model, one: Unit, left: list[Weight]) -> None:
     _remember(draft, [model.rows[at] for at in mine], draft.layers[-1], unit)
 
 
-def _named(row: Row, unit: str, seen: Counter[str]) -> str:
+def _named(row: ForwardCall, unit: str, seen: Counter[str]) -> str:
     """A name of its own within the layer, the same in every copy of it."""
     base = _base(row, unit)
     seen[base] += 1
     return base if seen[base] == 1 else f"{base}.{seen[base]}"
 
 
-def _base(row: Row, unit: str) -> str:
+def _base(row: ForwardCall, unit: str) -> str:
     """The module inside the unit, and the call."""
     path = row.path
     if unit and (path == unit or path.startswith(f"{unit}.")):
@@ -431,7 +442,7 @@ def _bare(weight: Weight, name: str) -> Op:
     return Op(name, "recorded", {"n": 1.0}, weights=(tensor,), options=options)
 
 
-def _add_rest(draft: _Draft, left: list[Weight]) -> None:
+def _add_rest(draft: _LayerBuilder, left: list[Weight]) -> None:
     """Parameters outside of any unit are held by the first layer."""
     rest = [w for w in left if not w.users]
     if rest:
@@ -440,7 +451,7 @@ def _add_rest(draft: _Draft, left: list[Weight]) -> None:
         draft.layers[0] = replace(first, ops=(*first.ops, *more))
 
 
-def _remember(draft: _Draft, rows: Sequence[Row], layer: Layer, unit: str) -> None:
+def _remember(draft: _LayerBuilder, rows: Sequence[ForwardCall], layer: Layer, unit: str) -> None:
     """Where parameters live, and which are another's."""
     names = [w.name for op in layer.works() for w in op.weights]
     for row in rows:
@@ -452,7 +463,7 @@ def _remember(draft: _Draft, rows: Sequence[Row], layer: Layer, unit: str) -> No
                 draft.tied.append((draft.homes[path], f"{layer.name}/{home}"))
 
 
-def _home(names: list[str], path: str, row: Row, unit: str) -> str:
+def _home(names: list[str], path: str, row: ForwardCall, unit: str) -> str:
     """The name that a parameter has among those of a layer."""
     start, end = _base(row, unit), f".{path.rpartition('.')[2]}"
     return next((n for n in names if n.startswith(start) and n.endswith(end)), "")

@@ -20,7 +20,7 @@ from foretell.cost.aten import Dims, kernels
 from foretell.cost.kernel import parse_shape as parse
 from foretell.graph import Graph
 from foretell.workload.captured.roles import Core, Roles, is_expert, is_linear, is_through, wide
-from foretell.workload.captured.rows import PRODUCTS, Row, each
+from foretell.workload.captured.rows import PRODUCTS, ForwardCall, each
 from foretell.workload.models import transformer
 from foretell.workload.models.cnn import (
     Image,
@@ -41,7 +41,7 @@ class Model:
     """The whole step while its rows are turned into ops."""
 
     graph: Graph
-    rows: Sequence[Row]
+    rows: Sequence[ForwardCall]
     roles: Roles
     batch: int
     dtype: str
@@ -72,7 +72,7 @@ def named_dims(model: Model, at: int) -> tuple[dict[str, float], dict[str, str]]
     return {"n": max(n, 1.0)}, {"tp": "n"} if at in model.roles.inside else {}
 
 
-def image_of(row: Row) -> Image | None:
+def image_of(row: ForwardCall) -> Image | None:
     """Channels and sides of what a row makes, where that is an image."""
     dims = row.out
     if len(dims) not in (4, 5):
@@ -109,13 +109,13 @@ def priced_as(dtype: str) -> str:
     return dtype if dtype in ("fp64", "fp32", "tf32", "fp16", "bf16") else "fp32"
 
 
-def own_dtype(model: Model, row: Row) -> str:
+def own_dtype(model: Model, row: ForwardCall) -> str:
     """The format of a row where it is not the workload's."""
     return "" if is_usual(row.dtype, model.dtype) else priced_as(row.dtype)
 
 
 def weights_of(
-    row: Row, name: str, first: tuple[str, ...], second: tuple[str, ...]
+    row: ForwardCall, name: str, first: tuple[str, ...], second: tuple[str, ...]
 ) -> tuple[Tensor, ...]:
     """The parameters of a row by the dims of its op: the matrix first, then the bias."""
     found: list[Tensor] = []
@@ -125,7 +125,7 @@ def weights_of(
     return tuple(found)
 
 
-def _matrix(row: Row) -> float:
+def _matrix(row: ForwardCall) -> float:
     """Elements of the parameter that a call multiplies with or looks up in."""
     at = {"convolution": 1, "embedding": 0}.get(row.op, -1)
     if row.op in PRODUCTS:
@@ -138,7 +138,7 @@ def leaf(path: str, name: str) -> str:
 
 
 def kept_of(
-    model: Model, row: Row, dims: tuple[str, ...], sizes: Mapping[str, float]
+    model: Model, row: ForwardCall, dims: tuple[str, ...], sizes: Mapping[str, float]
 ) -> tuple[Tensor, ...]:
     """Outputs of the row that are saved until the backward pass."""
     if not row.kept:
@@ -209,12 +209,12 @@ def fused(model: Model, parts: Sequence[tuple[int, list[Piece]]]) -> list[Piece]
     return out + _flushed(model, chain)
 
 
-def _is_border(one: Row, two: Row, norms: set[str]) -> bool:
+def _is_border(one: ForwardCall, two: ForwardCall, norms: set[str]) -> bool:
     """Norms begin and end with their module."""
     return one.path != two.path and (one.path in norms or two.path in norms)
 
 
-def _is_pointwise(row: Row, op: Op) -> bool:
+def _is_pointwise(row: ForwardCall, op: Op) -> bool:
     is_free = op.kind == "recorded" and not op.when and not op.options.get("once")
     return is_free and (is_through(row) or row.op in _REDUCES)
 
@@ -296,7 +296,7 @@ def _kept(
     return (Tensor("output", ("batch", *main.dims), times=size / width / whole),)
 
 
-def _half(model: Model, row: Row) -> float:
+def _half(model: Model, row: ForwardCall) -> float:
     """Bytes of what a row made, where it is kept, in the workload's format."""
     return min(row.kept, row.size * BYTES[model.dtype])
 
@@ -482,7 +482,7 @@ def _token_exchange(name: str, tokens: int, width: int) -> Exchange:
     return Exchange(f"{name}.experts", "ep", "all_to_all", "all_to_all", moved)
 
 
-def convolved(model: Model, row: Row, name: str) -> list[Piece]:
+def convolved(model: Model, row: ForwardCall, name: str) -> list[Piece]:
     """A convolution with its bias, and the communication of its split."""
     image, asked, out = _window(model, row, row.call.values[6] in ("True", "1"))
     made = convolution(name, image, out, asked, bias=bool(row.call.dims[2]))
@@ -493,7 +493,7 @@ def convolved(model: Model, row: Row, name: str) -> list[Piece]:
     return [_own(model, row, piece, window) if isinstance(piece, Op) else piece for piece in made]
 
 
-def _own(model: Model, row: Row, op: Op, window: tuple[str, ...]) -> Op:
+def _own(model: Model, row: ForwardCall, op: Op, window: tuple[str, ...]) -> Op:
     """The convolution or its bias, with the parameters it was seen to read and what it kept."""
     weights = weights_of(row, op.name.removesuffix(".bias"), window, ("c",))
     if op.kind != "conv":
@@ -503,7 +503,7 @@ def _own(model: Model, row: Row, op: Op, window: tuple[str, ...]) -> Op:
     return replace(op, weights=mine, saved=(*op.saved, *_whole_kept(model, row, op)))
 
 
-def _whole_kept(model: Model, row: Row, op: Op) -> tuple[Tensor, ...]:
+def _whole_kept(model: Model, row: ForwardCall, op: Op) -> tuple[Tensor, ...]:
     """The output of a convolution is saved unsharded, however its channels are split."""
     if not row.kept:
         return ()
@@ -513,7 +513,7 @@ def _whole_kept(model: Model, row: Row, op: Op) -> tuple[Tensor, ...]:
     return (Tensor("output", ("batch", *sides), times=times),)
 
 
-def _window(model: Model, row: Row, turned: bool) -> tuple[Image, Window, int]:
+def _window(model: Model, row: ForwardCall, turned: bool) -> tuple[Image, Window, int]:
     """The image a window goes over, the window, and the channels it makes."""
     call = row.call
     x, w = call.dims[0], call.dims[1]
@@ -554,7 +554,7 @@ def gathered(model: Model, name: str) -> list[Piece]:
     return list(gathers(f"{name}.gather", image)) if image else []
 
 
-def fully(model: Model, row: Row, name: str) -> list[Piece]:
+def fully(model: Model, row: ForwardCall, name: str) -> list[Piece]:
     """A linear layer of an image network: filters are outputs, channels inputs."""
     inner, out = wide(row)
     bias = len(row.reads) > 1
@@ -630,7 +630,7 @@ def pieces_of(model: Model, at: int, name: str) -> list[Piece]:
     return [as_recorded(model, at, name, when=_when(model, row))]
 
 
-def _when(model: Model, row: Row) -> str:
+def _when(model: Model, row: ForwardCall) -> str:
     """Which programs run a call too: those that hold halves cast nothing, as autocast does."""
     is_cast = row.op == "copy_" and any(value in _CASTS for value in row.call.values)
     if is_cast and "autocast" in model.graph.facts:

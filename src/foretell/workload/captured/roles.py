@@ -23,7 +23,7 @@ from foretell.cost.aten import kernels
 from foretell.cost.fused_regions import kind_of, word_of
 from foretell.cost.kernel import parse_shape as parse
 from foretell.graph import Phase
-from foretell.workload.captured.rows import PRODUCTS, Row
+from foretell.workload.captured.rows import PRODUCTS, ForwardCall
 
 # Kinds of op (→ `foretell.cost.fused_regions`) whose result can be split as what they are given.
 _THROUGH = ("pointwise", "random", "cat", "view")
@@ -69,29 +69,29 @@ class Roles:
     words: set[int] = field(default_factory=set)  # tables of words, matmuls with all of them
 
 
-def is_through(row: Row) -> bool:
+def is_through(row: ForwardCall) -> bool:
     """Pointwise work, copies and concatenations: split as what they are given."""
     plain = word_of(row.op.rstrip("_"))
     return kind_of(plain) in _THROUGH or plain in _MOVES
 
 
-def is_linear(row: Row) -> bool:
+def is_linear(row: ForwardCall) -> bool:
     return row.op in ("mm", "addmm") and bool(row.weights or row.tied)
 
 
-def is_expert(row: Row) -> bool:
+def is_expert(row: ForwardCall) -> bool:
     """A product of every expert at once: one factor is a parameter with a matrix for each."""
     is_many = row.op in ("bmm", "_grouped_mm") and len(row.call.dims[1]) == 3
     return is_many and bool(row.weights or row.tied)
 
 
-def wide(row: Row) -> tuple[int, int]:
+def wide(row: ForwardCall) -> tuple[int, int]:
     """Inputs and outputs of a linear layer."""
     first = PRODUCTS[row.op]
     return row.call.dims[first + 1][-2], row.call.dims[first + 1][-1]
 
 
-def roles_of(rows: Sequence[Row], batch: int) -> Roles:
+def roles_of(rows: Sequence[ForwardCall], batch: int) -> Roles:
     """The pairs of a step."""
     _trace_sources(rows)
     users = _users(rows)
@@ -104,7 +104,7 @@ def roles_of(rows: Sequence[Row], batch: int) -> Roles:
     return found
 
 
-def _trace_sources(rows: Sequence[Row]) -> None:
+def _trace_sources(rows: Sequence[ForwardCall]) -> None:
     """For each row the last ones before it that are more than pointwise."""
     for row in rows:
         found: set[int] = set()
@@ -115,7 +115,7 @@ def _trace_sources(rows: Sequence[Row]) -> None:
         row.through = is_through(row) or _is_per_head(row, rows)
 
 
-def _is_per_head(row: Row, rows: Sequence[Row]) -> bool:
+def _is_per_head(row: ForwardCall, rows: Sequence[ForwardCall]) -> bool:
     """A norm over less than the linear layers before it make: that of one head."""
     if row.op not in _BY_ROW or not row.call.dims[0] or not row.sources:
         return False
@@ -128,7 +128,7 @@ def _is_per_head(row: Row, rows: Sequence[Row]) -> bool:
     return all(width > last and width % last == 0 for width in made)
 
 
-def _users(rows: Sequence[Row]) -> dict[int, set[int]]:
+def _users(rows: Sequence[ForwardCall]) -> dict[int, set[int]]:
     """For each row that is more than pointwise, those that use what it makes."""
     found: dict[int, set[int]] = {}
     for at, row in enumerate(rows):
@@ -138,7 +138,7 @@ def _users(rows: Sequence[Row]) -> dict[int, set[int]]:
     return found
 
 
-def _cores(rows: Sequence[Row], batch: int) -> list[Core]:
+def _cores(rows: Sequence[ForwardCall], batch: int) -> list[Core]:
     found = []
     for at, row in enumerate(rows):
         if row.op.endswith("_attention_forward") or row.op == _CPU_ATTENTION:
@@ -149,7 +149,7 @@ def _cores(rows: Sequence[Row], batch: int) -> list[Core]:
     return found
 
 
-def _fused(at: int, row: Row, batch: int) -> Core:
+def _fused(at: int, row: ForwardCall, batch: int) -> Core:
     call = row.call
     q, k, v = call.dims[:3]
     turned = row.op.startswith(("_cudnn", "_scaled"))  # heads before tokens
@@ -162,13 +162,13 @@ def _fused(at: int, row: Row, batch: int) -> Core:
     )  # fmt: skip
 
 
-def _text(row: Row) -> str:
+def _text(row: ForwardCall) -> str:
     """The call as its shape was written."""
     dims = "+".join("x".join(map(str, d)) or "-" for d in row.call.dims)
     return f"in={dims},types={'+'.join(row.call.types)},args={'+'.join(row.call.values)}"
 
 
-def _spelled(at: int, rows: Sequence[Row], batch: int) -> Core | None:
+def _spelled(at: int, rows: Sequence[ForwardCall], batch: int) -> Core | None:
     """A product before and behind a softmax; what is added to the scores is replicated."""
     soft = rows[at]
     first = [i for i in soft.sources if rows[i].op in _BATCHED]
@@ -184,7 +184,9 @@ def _spelled(at: int, rows: Sequence[Row], batch: int) -> Core | None:
     return Core(core, heads, many, one[1], two[1], one[2], feeds, False, out=two[2])
 
 
-def _around(core: Core, rows: Sequence[Row], users: dict[int, set[int]], found: Roles) -> None:
+def _around(
+    core: Core, rows: Sequence[ForwardCall], users: dict[int, set[int]], found: Roles
+) -> None:
     """The linear layers that feed a core alone, and the one it alone feeds."""
     mine, behind = set(core.rows), users.get(core.last, set())
     norms = {i for i in core.feeds if _is_norm_of_heads(rows[i], rows) and users[i] <= mine}
@@ -204,18 +206,18 @@ def _around(core: Core, rows: Sequence[Row], users: dict[int, set[int]], found: 
     _mark_inside(rows, {*columns, *gates, *core.rows}, {*core.rows, last}, feeds, found)
 
 
-def _is_norm_of_heads(row: Row, rows: Sequence[Row]) -> bool:
+def _is_norm_of_heads(row: ForwardCall, rows: Sequence[ForwardCall]) -> bool:
     """A norm over all heads of queries or keys: ranks sum their squares, a number a word."""
     return row.op in _BY_ROW and bool(row.sources) and all(is_linear(rows[i]) for i in row.sources)
 
 
-def _is_gate(at: int, last: int, rows: Sequence[Row], users: dict[int, set[int]]) -> bool:
+def _is_gate(at: int, last: int, rows: Sequence[ForwardCall], users: dict[int, set[int]]) -> bool:
     """A linear layer whose result is multiplied with what attention made."""
     one = rows[at]
     return is_linear(one) and users.get(at) == {last} and wide(one)[1] == wide(rows[last])[0]
 
 
-def _groups(core: Core, rows: Sequence[Row], columns: list[int]) -> int:
+def _groups(core: Core, rows: Sequence[ForwardCall], columns: list[int]) -> int:
     """Heads of keys and values: of a fused call, else from the widths of what makes them."""
     if core.groups:
         return core.groups
@@ -225,7 +227,9 @@ def _groups(core: Core, rows: Sequence[Row], columns: list[int]) -> int:
     return max(min(heads), 1)
 
 
-def _split(columns: Iterable[int], last: int, most: int, rows: Sequence[Row], found: Roles) -> None:
+def _split(
+    columns: Iterable[int], last: int, most: int, rows: Sequence[ForwardCall], found: Roles
+) -> None:
     """A pair: every input that column-parallel layers share is entered once."""
     entered: set[tuple[int, ...]] = set()
     for i in sorted(columns):
@@ -236,7 +240,7 @@ def _split(columns: Iterable[int], last: int, most: int, rows: Sequence[Row], fo
     found.row[last] = most
 
 
-def _pairs(rows: Sequence[Row], users: dict[int, set[int]], found: Roles) -> None:
+def _pairs(rows: Sequence[ForwardCall], users: dict[int, set[int]], found: Roles) -> None:
     """Linear layers that together feed one other: out to a width and back."""
     for at, row in enumerate(rows):
         alike = is_expert if is_expert(row) else is_linear
@@ -259,7 +263,7 @@ def _pairs(rows: Sequence[Row], users: dict[int, set[int]], found: Roles) -> Non
 
 
 def _mark_inside(
-    rows: Sequence[Row], first: set[int], last: set[int], feeds: Iterable[int], found: Roles
+    rows: Sequence[ForwardCall], first: set[int], last: set[int], feeds: Iterable[int], found: Roles
 ) -> None:
     """Pointwise rows between the columns and the row; replicated feeds may join them."""
     low, high, known = min(first), max(last), first | set(feeds)
@@ -269,7 +273,7 @@ def _mark_inside(
             found.inside.add(at)
 
 
-def _words(rows: Sequence[Row], users: dict[int, set[int]], found: Roles) -> None:
+def _words(rows: Sequence[ForwardCall], users: dict[int, set[int]], found: Roles) -> None:
     """Tables that words are looked up in, and the matmul with all of them before the loss.
 
     Tables alone are split only beside other pairs: without any, ranks would share no other work.
@@ -286,7 +290,11 @@ def _words(rows: Sequence[Row], users: dict[int, set[int]], found: Roles) -> Non
 
 
 def _is_logits(
-    at: int, rows: Sequence[Row], users: dict[int, set[int]], found: Roles, tables: dict[int, int]
+    at: int,
+    rows: Sequence[ForwardCall],
+    users: dict[int, set[int]],
+    found: Roles,
+    tables: dict[int, int],
 ) -> bool:
     """A linear layer as wide as a table of words, for the loss alone; classes are no words."""
     if not is_linear(rows[at]) or at in found.row or at in found.column:
@@ -296,5 +304,5 @@ def _is_logits(
     return is_last and wide(rows[at])[1] in tables.values()
 
 
-def _is_table(row: Row) -> bool:
+def _is_table(row: ForwardCall) -> bool:
     return row.op == "embedding" and row.live and bool(row.weights or row.tied)

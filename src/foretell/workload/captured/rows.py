@@ -30,7 +30,7 @@ _CONSTANT = ("fill_", "arange", "empty", "scalar_tensor")
 
 
 @dataclass
-class Row:
+class ForwardCall:
     """One forward call."""
 
     key: str
@@ -165,7 +165,7 @@ def outermost(call: Call, key: str) -> Call:
     return replace(call, op="embedding", dims=dims, types=(call.types[0], "long int"))
 
 
-def guessed(rows: Sequence[Row]) -> Iterator[tuple[int, ...]]:
+def guessed(rows: Sequence[ForwardCall]) -> Iterator[tuple[int, ...]]:
     """The last call that made a tensor of each size that is read, or of all of one size at once."""
     made: dict[int, list[int]] = {}
     found: tuple[int, ...] = ()
@@ -197,7 +197,7 @@ def _makers(made: dict[int, list[int]], size: int, many: int) -> list[int]:
     return whole if many > 1 and whole and whole > apart[-1:] else apart
 
 
-def _summed(rows: Sequence[Row], made: list[int]) -> tuple[int, ...]:
+def _summed(rows: Sequence[ForwardCall], made: list[int]) -> tuple[int, ...]:
     """Inputs of a residual sum: the last tensor of its size, and the last outside its branch.
 
     Matmuls, windows and norms are followed by something before they are added to.
@@ -213,18 +213,18 @@ def _summed(rows: Sequence[Row], made: list[int]) -> tuple[int, ...]:
     return (*before[-1:], last)
 
 
-def is_followed(row: Row) -> bool:
+def is_followed(row: ForwardCall) -> bool:
     return row.op in PRODUCTS or row.op == "convolution" or row.op == "native_layer_norm"
 
 
-def _is_beside(one: Row, two: Row) -> bool:
+def _is_beside(one: ForwardCall, two: ForwardCall) -> bool:
     """Matmuls in a row over equal inputs read the same: nothing multiplies twice in between."""
     if one.op not in ("mm", "addmm") or two.op not in ("mm", "addmm"):
         return False
     return one.call.dims[PRODUCTS[one.op]] == two.call.dims[PRODUCTS[two.op]]
 
 
-def rows_of(graph: Graph) -> list[Row]:
+def rows_of(graph: Graph) -> list[ForwardCall]:
     """Every forward call in order, with its backward and what it keeps."""
     tasks = np.flatnonzero((graph.kind == Kind.KERNEL) | (graph.kind == Kind.COPY))
     names, paths = graph.texts("name"), graph.texts("layer")
@@ -248,11 +248,11 @@ def is_captured(graph: Graph) -> bool:
 
 def _forward(
     graph: Graph, tasks: list[int], keys: list[str], paths: list[str]
-) -> tuple[list[Row], dict[int, int]]:
+) -> tuple[list[ForwardCall], dict[int, int]]:
     """Rows, and the row of each forward task."""
     ops, shapes, dtypes = (graph.texts(name) for name in ("op", "shape", "dtype"))
     captured = is_captured(graph)
-    rows: list[Row] = []
+    rows: list[ForwardCall] = []
     where: dict[int, int] = {}
     for i in tasks:
         phase = Phase(int(graph.phase[i]))
@@ -268,18 +268,18 @@ def _forward(
                 rows[-1].tasks.append(i)
         else:
             path = paths[i] if captured else ""
-            rows.append(Row(keys[i], call.op, path, phase, dtypes[i], call, [i]))
+            rows.append(ForwardCall(keys[i], call.op, path, phase, dtypes[i], call, [i]))
         where[i] = len(rows) - 1
     return rows, where
 
 
-def _backward(graph: Graph, tasks: list[int], keys: list[str], rows: list[Row]) -> None:
+def _backward(graph: Graph, tasks: list[int], keys: list[str], rows: list[ForwardCall]) -> None:
     """Every backward task goes to its forward call, or to the one whose backward ran before it."""
-    mine: dict[str, Row] = {}
+    mine: dict[str, ForwardCall] = {}
     for row in rows:  # a trace has a window, its bias and a cast under one key
         if row.key not in mine or (is_followed(row) and not is_followed(mine[row.key])):
             mine[row.key] = row
-    last: Row | None = None
+    last: ForwardCall | None = None
     for i in tasks:
         if graph.phase[i] != Phase.BACKWARD:
             continue
@@ -295,7 +295,7 @@ def _is_part(graph: Graph, i: int, before: list[int]) -> bool:
     return bool((graph.op[i], graph.shape[i]) == (graph.op[before[-1]], graph.shape[before[-1]]))
 
 
-def _wire(graph: Graph, rows: list[Row], where: dict[int, int]) -> None:
+def _wire(graph: Graph, rows: list[ForwardCall], where: dict[int, int]) -> None:
     if is_captured(graph):
         kinds = graph.edges.kinds
         for at, row in enumerate(rows):
@@ -310,7 +310,7 @@ def _wire(graph: Graph, rows: list[Row], where: dict[int, int]) -> None:
         row.after = after
 
 
-def _keep(graph: Graph, rows: list[Row], where: dict[int, int]) -> None:
+def _keep(graph: Graph, rows: list[ForwardCall], where: dict[int, int]) -> None:
     """Bytes of activations born in the forward that the backward still needs."""
     held = graph.buffers
     for size, born, dies, kind in zip(held.bytes, held.born, held.dies, held.kind, strict=True):
@@ -320,7 +320,7 @@ def _keep(graph: Graph, rows: list[Row], where: dict[int, int]) -> None:
             rows[where[int(born)]].kept += float(size)
 
 
-def batch_of(graph: Graph, rows: Sequence[Row]) -> int:
+def batch_of(graph: Graph, rows: Sequence[ForwardCall]) -> int:
     """Samples of the step: the first side of what the first call that reads data is given.
 
     Indices that a trace shows as one row tell no batch: there most tensors of three sides do.
@@ -338,7 +338,7 @@ def batch_of(graph: Graph, rows: Sequence[Row]) -> int:
     return Counter(sides).most_common(1)[0][0] if sides else 1
 
 
-def _data(row: Row) -> Dims:
+def _data(row: ForwardCall) -> Dims:
     """The sizes of what a call is given that is no parameter."""
     if row.op in PRODUCTS:
         return row.call.dims[PRODUCTS[row.op]]
@@ -348,7 +348,7 @@ def _data(row: Row) -> Dims:
     return row.call.dims[given[0]] if given else ()
 
 
-def mark_live(graph: Graph, rows: Sequence[Row]) -> None:
+def mark_live(graph: Graph, rows: Sequence[ForwardCall]) -> None:
     """Find what depends on the batch: not constants, nor what is made of parameters alone."""
     listed = graph.facts.get("batch_ops")
     known = frozenset(listed) if isinstance(listed, list | tuple) else None
@@ -361,7 +361,7 @@ def mark_live(graph: Graph, rows: Sequence[Row]) -> None:
         row.learned = row.live and (is_fed or bool(row.reads) or not is_captured(graph))
 
 
-def _reads_data(row: Row) -> bool:
+def _reads_data(row: ForwardCall) -> bool:
     """Whether an input is neither a parameter nor made by another call."""
     sizes = list(row.reads)
     given = row.call.tensors()

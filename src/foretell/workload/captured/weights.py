@@ -14,7 +14,7 @@ from typing import Any
 from foretell.graph import Graph
 from foretell.operators import OPERATORS, having, places
 from foretell.workload.captured.roles import is_expert, is_linear, roles_of, wide
-from foretell.workload.captured.rows import PRODUCTS, Row, batch_of, mark_live, rows_of
+from foretell.workload.captured.rows import PRODUCTS, ForwardCall, batch_of, mark_live, rows_of
 
 _NORMS = {
     name: places(text)
@@ -33,7 +33,7 @@ class Weight:
     assigned: float = 0.0  # elements that calls read slice by slice
 
 
-def assign(graph: Graph, rows: Sequence[Row]) -> list[Weight]:
+def assign(graph: Graph, rows: Sequence[ForwardCall]) -> list[Weight]:
     """Give each call its parameters; answers those that no call was found for."""
     if "reads" in graph.facts and "weights" in graph.facts:
         return _as_recorded(rows, dict(graph.facts["reads"]), dict(graph.facts["weights"]))
@@ -42,7 +42,7 @@ def assign(graph: Graph, rows: Sequence[Row]) -> list[Weight]:
 
 
 def _as_recorded(
-    rows: Sequence[Row], reads: Mapping[str, Any], sizes: Mapping[str, float]
+    rows: Sequence[ForwardCall], reads: Mapping[str, Any], sizes: Mapping[str, float]
 ) -> list[Weight]:
     """Parameters as a capture saw them read: by parts where packed, tied where read again.
 
@@ -64,7 +64,7 @@ def _as_recorded(
     return [weight for weight in known.values() if not weight.users]
 
 
-def _wanted(row: Row) -> Iterator[int]:
+def _wanted(row: ForwardCall) -> Iterator[int]:
     """Elements of the inputs that may be parameters, by where each call has them."""
     call = row.call
     if row.op in PRODUCTS:
@@ -82,7 +82,7 @@ def _wanted(row: Row) -> Iterator[int]:
         yield from (math.prod(dims) for group in call.lists for dims in group)
 
 
-def _from_calls(rows: Sequence[Row]) -> None:
+def _from_calls(rows: Sequence[ForwardCall]) -> None:
     """Parameters of a step that tells none: what linear layers, windows, norms, tables read."""
     for row in rows:
         is_product = row.op in ("mm", "addmm") and not _is_made(row, rows)
@@ -92,7 +92,7 @@ def _from_calls(rows: Sequence[Row]) -> None:
             row.reads = sizes
 
 
-def _is_made(row: Row, rows: Sequence[Row]) -> bool:
+def _is_made(row: ForwardCall, rows: Sequence[ForwardCall]) -> bool:
     """Whether the second factor was made by another call."""
     size = row.call.size(PRODUCTS[row.op] + 1)
     return len(row.after) > 1 and any(rows[i].size == size for i in row.after)
