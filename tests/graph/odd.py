@@ -36,8 +36,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=4,
 )
-SPOKEN_OF = ("kind", "op", "name", "flops", "bytes", "comm_bytes", "layer", "phase", "dtype")
-FREE = (*SPOKEN_OF, "shape", "group", "micro_batch", "source", "sigma", "rank")
+POSITIONAL_OF = ("kind", "op", "name", "flops", "bytes", "comm_bytes", "layer", "phase", "dtype")
+FREE = (*POSITIONAL_OF, "shape", "group", "micro_batch", "source", "sigma", "rank")
 
 
 @st.composite

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from foretell.errors import ForetellError, GraphError, InputError
 from foretell.graph import Builder, Graph, Names, assemble, edges, parse, text
 from foretell.graph.graph import COLUMNS, BufferKind, Kind, LaneKind, WaitKind
-from foretell.graph.text import SPOKEN
+from foretell.graph.text import POSITIONAL
 from tests.graph.golden import HEAD, graph, lines, same
 from tests.graph.odd import TEXTS, assert_same, odd_graphs
 
@@ -108,7 +108,7 @@ def test_every_word_of_every_code():
 
 def test_unspoken_columns_are_zero_by_default():
     """The text leaves out zeros, so nothing else may be what a column says by itself."""
-    assert {c for c, spec in COLUMNS.items() if spec.default != 0} <= {"lane"} <= set(SPOKEN)
+    assert {c for c, spec in COLUMNS.items() if spec.default != 0} <= {"lane"} <= set(POSITIONAL)
 
 
 def test_the_order_of_some_is_that_of_the_others_too():

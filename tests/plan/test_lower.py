@@ -9,7 +9,7 @@ from foretell.cluster import load as load_cluster
 from foretell.errors import ForetellError, InputError
 from foretell.graph import Kind, Phase, verify
 from foretell.plan import Plan, check, estimate, lower
-from foretell.plan.costs import memory as told_memory
+from foretell.plan.costs import memory as memory_of
 from foretell.plan.program import FAMILIES, order, turns
 from foretell.simulate import simulate
 from foretell.simulate.memory import memory as played_memory
@@ -115,7 +115,7 @@ def test_named_schedules_cost_what_their_written_orders_do(name, chunks):
     graph = lower(plan, MODEL, NODE)
     verify(graph)
     assert simulate(graph).seconds == simulate(lower(said, MODEL, NODE)).seconds
-    held, written = (told_memory(p, MODEL, NODE) for p in (plan, said))
+    held, written = (memory_of(p, MODEL, NODE) for p in (plan, said))
     assert [float(m.peak[0]) for m in held] == [float(m.peak[0]) for m in written]
     played = max(m.peak for m in played_memory(simulate(graph)))
     assert played == pytest.approx(max(float(m.peak[0]) for m in held), rel=1e-9)
@@ -127,7 +127,7 @@ def test_zero_bubble_schedules_trade_memory_for_bubble():
     for name in ("1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev"):
         plan = plain.but(schedule=name)
         step[name] = simulate(lower(plan, MODEL, NODE)).seconds
-        held[name] = max(float(m.activations[0]) for m in told_memory(plan, MODEL, NODE))
+        held[name] = max(float(m.activations[0]) for m in memory_of(plan, MODEL, NODE))
     assert max(step["zb-v"], step["zb-h2"], step["dualpipev"]) < step["zb-h1"] < step["1f1b"]
     assert held["zb-h2"] > held["zb-v"] > held["v-half"] > held["v-min"]
 

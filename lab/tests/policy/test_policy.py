@@ -12,7 +12,7 @@ from foretell.search.placement import policy, search
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.placement.policy import GUESS, WAY_ON, feedback, view
 from foretell.search.placement.problem import ALL_REDUCE, EVEN, Action, actions, problem, uniform
-from foretell.search.placement.search import Asked, Evaluator, Tree, even_chances
+from foretell.search.placement.search import Evaluator, Expansion, Tree, even_chances
 from foretell.workload import load
 from foretell_lab.cli import train_policy
 from foretell_lab.policy import worlds
@@ -35,7 +35,7 @@ def questions(on):
     every, heavy = range(len(on.problem.groups)), on.problem.leaders[0]
     choices = actions(on.problem, heavy)
     return [
-        Asked(plain(on), [plain(on).but(run, a) for a in choices])
+        Expansion(plain(on), [plain(on).but(run, a) for a in choices])
         for run in (every, range(heavy, heavy + 1))
     ]
 
@@ -57,11 +57,11 @@ def test_what_does_not_fit_says_how_full_it_is():
 
 def test_a_guess_puts_ways_on_in_nearly_the_order_of_their_seconds(on):
     one = questions(on)[0]
-    seen = view(on.problem).seen(one.now, one.ways_on)
-    took = np.array(on.many(one.ways_on))
+    seen = view(on.problem).seen(one.now, one.successors)
+    took = np.array(on.many(one.successors))
     fits = np.isfinite(took)
     order = [np.argsort(np.argsort(v[fits])) for v in (seen.way_on[:, GUESS], took)]
-    assert seen.way_on.shape == (len(one.ways_on), WAY_ON)
+    assert seen.way_on.shape == (len(one.successors), WAY_ON)
     assert np.corrcoef(*order)[0, 1] > 0.7
 
 
@@ -73,7 +73,7 @@ def test_numpy_and_pytorch_geometric_say_the_same(on):
     torch.manual_seed(3)
     network = Network(policy.WIDTHS)
     look = view(on.problem)
-    seen = [look.seen(one.now, one.ways_on) for one in questions(on)]
+    seen = [look.seen(one.now, one.successors) for one in questions(on)]
     with torch.no_grad():
         expected = network(batch(seen)).numpy()
     mine = np.concatenate(policy.scores(network.exported(), seen))
@@ -84,7 +84,7 @@ def test_numpy_and_pytorch_geometric_say_the_same(on):
 def test_chances_follow_their_ways_wherever_they_stand(on):
     one = questions(on)[0]
     learned = policy.shipped()
-    straight, turned = learned(on, [one, Asked(one.now, one.ways_on[::-1])])
+    straight, turned = learned(on, [one, Expansion(one.now, one.successors[::-1])])
     assert straight.sum() == pytest.approx(1)
     assert straight.min() > 0
     np.testing.assert_allclose(straight, turned[::-1], rtol=1e-4)

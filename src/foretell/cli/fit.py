@@ -86,7 +86,7 @@ def _measured_run(folder: Path, workload: str, cluster: str) -> Any:
     from foretell.plan import check, read
     from foretell.predict.fit import Run
     from foretell.pytorch.deploy import measured
-    from foretell.pytorch.deploy.run_files import asked
+    from foretell.pytorch.deploy.run_files import read_request
     from foretell.workload import load
     from foretell.workload.load import is_built_in
 
@@ -97,7 +97,7 @@ def _measured_run(folder: Path, workload: str, cluster: str) -> Any:
             f"`{folder}` has times but names no cluster",
             hint="give --on: a cluster, or the file that `foretell bench` writes",
         )
-    request = asked(folder)
+    request = read_request(folder)
     plan = read(request.plan)
     if not plan.global_batch:
         plan = plan.but(global_batch=measured.samples(folder))

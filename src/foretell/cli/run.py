@@ -119,7 +119,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
     from foretell.api.step import is_script
     from foretell.plan import read
     from foretell.pytorch.deploy.launcher import launch, train
-    from foretell.pytorch.deploy.run_files import Asked
+    from foretell.pytorch.deploy.run_files import RunRequest
 
     nodes = options["nodes"]
     text = options["plan"] or f"dp={(options['ranks'] or 1) * nodes}"
@@ -131,7 +131,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
     _check_checkpoints(script, is_whole, options)
     if _started_on_cluster(script, args, plan, options):
         return
-    request = Asked(
+    request = RunRequest(
         script,
         str(plan),
         options["steps"] or (0 if is_whole else 10),

@@ -45,10 +45,12 @@ def command(
     one line to add, or that the default is best. SCRIPT is as for `foretell run`: model() and
     batch(rank, size).
     """
-    from foretell.pytorch.tune.launch import Asked, measure
+    from foretell.pytorch.tune.launch import TuneRequest, measure
     from foretell.search.fusion.lanes import candidates
 
-    request = Asked(str(script), steps=steps, rounds=rounds, device=device or "", network=network)
+    request = TuneRequest(
+        str(script), steps=steps, rounds=rounds, device=device or "", network=network
+    )
     with working("profiling") as tell:
         profile, wire = profiled(measure(request, ranks, timeout_s, tell), ranks)
         tried = _to_measure(candidates(profile, wire))

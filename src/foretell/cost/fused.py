@@ -298,12 +298,12 @@ def terms(device: Device, w: Mapping[str, Array], c: Constants) -> dict[str, Arr
     """The terms of the formula, in seconds, from what a walk found by name."""
     cycles, l2 = device.units * device.clock, device.l2
     stream = device.memory_bandwidth * c["stream"]
-    asked = np.stack([
+    demand = np.stack([
         (w["fresh"] + 0.5 * w["written"]) / (c["keep"] * l2),
         (w["written"] + 0.5 * w["fresh"]) / (c["keep_written"] * l2),
         (w["read"] + w["written"]) / (c["again"] * l2),
     ])  # fmt: skip
-    missed = 1 - 1 / (1 + portable.power(asked, c["steep"]))  # shares that the cache does not hold
+    missed = 1 - 1 / (1 + portable.power(demand, c["steep"]))  # shares that the cache does not hold
     fresh, written, again = missed * np.stack([w["fresh"], w["written"], w["reread"]])
     cold = (w["read"] - w["fresh"]) + fresh + written + again + c["turned"] * w["turned"]
     moved = w["read"] + w["written"] + w["reread"]

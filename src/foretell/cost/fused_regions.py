@@ -473,11 +473,11 @@ def needs(o, low, high, live, level):  # type: ignore[no-untyped-def]
             need[i] |= 1 << level[i]
         outer = o.across[n] == 2 or (o.across[n] == 1 and not BATCH[o.op[n]])
         outer |= o.inner[n] > (_HELD_OUTER if o.across[n] else _HELD_INNER)
-        asked = _passes_of_sources(
+        wanted = _passes_of_sources(
             o.kind[n], COLUMNS[o.op[n]], outer, o.writes[n], need[i], level[i]
         )
         for e in range(o.start[n], o.start[n + 1]):
-            need[o.source[e] - low] |= asked
+            need[o.source[e] - low] |= wanted
     return need
 
 
@@ -489,8 +489,8 @@ def _passes_of_sources(kind, columns, outer, writes, need, level):  # type: igno
         return 0  # its operands belong to the product's own time
     if kind == REDUCTION:
         return apart
-    asked = 1 << level if writes > 0 else need  # what lies in memory is read there later
-    return asked | apart if columns or (outer and kind == NORM) else asked
+    wanted = 1 << level if writes > 0 else need  # what lies in memory is read there later
+    return wanted | apart if columns or (outer and kind == NORM) else wanted
 
 
 @compiled
@@ -730,7 +730,7 @@ def _lengths(o, low, high):  # type: ignore[no-untyped-def]
 
 @compiled
 def _nest_needs(o, low, high, alive, level, done, long):  # type: ignore[no-untyped-def]
-    """For each node the passes, as asked, in which its value is wanted; in how many it is read."""
+    """For each node the passes, as bits, in which its value is wanted; in how many it is read."""
     need = np.zeros(high - low, np.int64)
     again = np.zeros(high - low, np.int64)
     for n in range(high - 1, low - 1, -1):
@@ -739,40 +739,41 @@ def _nest_needs(o, low, high, alive, level, done, long):  # type: ignore[no-unty
             continue
         if o.writes[n] > 0:
             need[i] |= 1 << done[i]
-        asked = need[i]
+        wanted = need[i]
         if o.kind[n] == TEMPLATE:
-            asked = 0
+            wanted = 0
         elif o.kind[n] == REDUCTION:
-            asked = 1 << level[i]
+            wanted = 1 << level[i]
         elif o.kind[n] == NORM:
-            asked |= 1 << level[i]
-        elif o.writes[n] > 0 or (o.kind[n] != VIEW and long[i] > _LONG and bits(asked) > 1):
-            again[i] = bits(asked) - 1
-            asked = 1 << level[i]
+            wanted |= 1 << level[i]
+        elif o.writes[n] > 0 or (o.kind[n] != VIEW and long[i] > _LONG and bits(wanted) > 1):
+            again[i] = bits(wanted) - 1
+            wanted = 1 << level[i]
         if COLUMNS[o.op[n]] or (BATCH[o.op[n]] and o.kind[n] == NORM):
-            asked |= 1 << (level[i] + _PASSES)  # sums of columns, or a second pass for the variance
+            # sums of columns, or a second pass for the variance
+            wanted |= 1 << (level[i] + _PASSES)
         for e in range(o.start[n], o.start[n + 1]):
-            need[o.source[e] - low] |= asked
+            need[o.source[e] - low] |= wanted
     return need, again
 
 
 @compiled
 def _count_inputs(o, low, high, alive, need, row):  # type: ignore[no-untyped-def]
     """Bytes of entering tensors: as much of each as is read, and again in later passes."""
-    asked = np.zeros(high - low)
+    needed = np.zeros(high - low)
     for n in range(high - 1, low - 1, -1):
         i = n - low
         if not alive[i] or o.kind[n] == CONSTANT:
             continue
-        asked[i] = min(asked[i], o.elements[n])
+        needed[i] = min(needed[i], o.elements[n])
         for e in range(o.start[n], o.start[n + 1]):
-            asked[o.source[e] - low] += asked[i] if o.kind[n] == VIEW else o.looped[n]
+            needed[o.source[e] - low] += needed[i] if o.kind[n] == VIEW else o.looped[n]
         if o.kind[n] == INPUT and need[i] > 0:
-            moved = asked[i] * o.size[n]
+            moved = needed[i] * o.size[n]
             row[0] += moved
             row[1] += moved if o.op[n] == FRESH else 0.0
             row[2] += moved * (bits(need[i]) - 1)
-            row[19] += asked[i] * bits(need[i]) if o.dtype[n] == _BOOL else 0.0
+            row[19] += needed[i] * bits(need[i]) if o.dtype[n] == _BOOL else 0.0
             row[22] += 1.0
 
 

@@ -1006,12 +1006,12 @@ def seconds(
     """
     constants = constants or shipped()
     length = length_of(op, dtype, shape, flops, bytes)
-    asked = shape_columns(shape or {}, length)
+    sizes = shape_columns(shape or {}, length)
     work, moved = _filled(flops, length), _filled(bytes, length)
     out, sigma = np.empty(length), np.empty(length)
     for (name, kind), rows in groups_of(op, dtype, length):
         given = replace(limits_of(device, kind, constants.arch), burst=burst)
-        part = {k: v[rows] for k, v in asked.items()}
+        part = {k: v[rows] for k, v in sizes.items()}
         group = Group(given, constants, name, part, work[rows], moved[rows])
         known, took = _known(group), roofline(group)
         if known.any():
@@ -1094,9 +1094,9 @@ def _gemm(group: Group) -> Formula:
     given = group.limits
     b, m, n, k = (group.column(key, 1.0) for key in ("b", "m", "n", "k"))
     ta, tb = group.column("ta", 0.0), group.column("tb", 0.0)
-    asked = matmul(b, m, n, k, ta, tb, given.size)
+    call = matmul(b, m, n, k, ta, tb, given.size)
     fitted = group.constants.gemm[given.pipe]
-    return partial(matmul_seconds, given, fitted, asked, _grouped(group, fitted))
+    return partial(matmul_seconds, given, fitted, call, _grouped(group, fitted))
 
 
 def _grouped(group: Group, fitted: Mapping[str, float]) -> Array | float:
@@ -1116,10 +1116,10 @@ def _conv(group: Group) -> Formula:
     given = group.limits
     parts = group.constants
     fitted = parts.gemm[given.pipe], parts.conv[given.pipe]
-    return partial(conv_seconds, given, *fitted, group.op, _asked(group))
+    return partial(conv_seconds, given, *fitted, group.op, _convolution(group))
 
 
-def _asked(group: Group) -> Conv:
+def _convolution(group: Group) -> Conv:
     """A convolution's columns; a third dimension is folded into the rows."""
     get = group.column
     stride, pad = get("stride", 1.0), get("pad", 0.0)
@@ -1146,11 +1146,11 @@ def _attention(group: Group) -> Formula:
     get = group.column
     sizes = [get(key, 1.0) for key in ("b", "heads", "sq", "sk", "d")]
     flags = ("causal", "direction", "dropout", "window")
-    asked = Attention(*sizes, *(get(k, 0.0) for k in flags))
-    return partial(_fused_or_not, group, asked)
+    call = Attention(*sizes, *(get(k, 0.0) for k in flags))
+    return partial(_fused_or_not, group, call)
 
 
-def _fused_or_not(group: Group, asked: Attention) -> Array:
+def _fused_or_not(group: Group, call: Attention) -> Array:
     """Attention by the kernels that its device has."""
     get = group.column
     given, parts = group.limits, group.constants
@@ -1158,15 +1158,15 @@ def _fused_or_not(group: Group, asked: Attention) -> Array:
     widths: Sequence[float] = ()
     if given.pipe == "tensor":
         widths = _CHIP_WIDTHS if given.arch in _NEWER else _FLASH2_WIDTHS
-    out = attention_seconds(given, product, parts.attention[given.pipe], asked, widths)
+    out = attention_seconds(given, product, parts.attention[given.pipe], call, widths)
     older = (get("flash2", 0.0) > 0) & (given.pipe == "tensor") & (given.arch in _NEWER)
     if older.any():
         flash2 = parts.attention["flash2"]
-        out = np.where(older, attention_seconds(given, product, flash2, asked, _FLASH2_WIDTHS), out)
+        out = np.where(older, attention_seconds(given, product, flash2, call, _FLASH2_WIDTHS), out)
     if given.arch in _WITHOUT_FUSED_ATTENTION:
-        return written_seconds(asked, given.size, given.fp32, given.bandwidth)
+        return written_seconds(call, given.size, given.fp32, given.bandwidth)
     apart = get("math", 0.0) > 0
-    return np.where(apart, _unfused(group, asked), out) if apart.any() else out
+    return np.where(apart, _unfused(group, call), out) if apart.any() else out
 
 
 class _Written(NamedTuple):

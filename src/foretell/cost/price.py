@@ -515,7 +515,7 @@ class TimedOps:
     sigma: ClassVar[float] = SIGMA
     seconds: Mapping[TimedOp, float] = field(default_factory=dict)
     load: float = 1.0
-    asked: dict[TimedOp, None] = field(default_factory=dict)  # an ordered set
+    queried: dict[TimedOp, None] = field(default_factory=dict)  # an ordered set
 
     def price(self, op: str, dtype: str, shape: Mapping[str, Array], moved: Array) -> Array:
         """Seconds of each row; NaN where no op of the kind was timed."""
@@ -523,7 +523,7 @@ class TimedOps:
         found = []
         for row in rows:
             if row not in self.seconds:
-                self.asked[row] = None
+                self.queried[row] = None
             found.append(self.seconds.get(row) or self._like(row))
         return self.load * np.array(found, float)
 
@@ -647,16 +647,16 @@ def learned_seconds(
     """Time of each kernel that lies where the trees were trained; nan elsewhere."""
     known = shipped_trees() if trees is None else trees
     length = kernel.length_of(op, dtype, shape)
-    asked = columns(shape or {}, length)
+    given = columns(shape or {}, length)
     out, sigma = np.full(length, np.nan), np.full(length, np.nan)
     for (name, kind), rows in kernel.groups_of(op, dtype, length):
         mine = known.get(f"{device.name} {name} {kind}")
-        if mine is None or not set(SIZES[name]) - _ONE - {"pad"} <= set(asked):
+        if mine is None or not set(SIZES[name]) - _ONE - {"pad"} <= set(given):
             continue
-        part = {k: v[rows] for k, v in asked.items()}
+        part = {k: v[rows] for k, v in given.items()}
         inside = rows[_inside(mine, name, part)]
         if len(inside):
-            part = {k: v[inside] for k, v in asked.items()}
+            part = {k: v[inside] for k, v in given.items()}
             formula = kernel.seconds(device, name, kind, part).seconds
             out[inside] = formula * portable.exp(
                 mine.predict(features(device, name, part, formula))
@@ -726,14 +726,14 @@ class Operators:
 
     def price(self, work: Work) -> tuple[Array, Array]:
         row, found = _spelled(work, self.plain)
-        asked = replace(
+        by_kernel = replace(
             work.take(row),
             op=tuple(k.op for k in found),
             shape=tuple(k.shape for k in found),
             flops=np.array([k.flops for k in found]),
             bytes=np.array([k.bytes for k in found]),
         )
-        seconds, sigma = self.model.price(asked)
+        seconds, sigma = self.model.price(by_kernel)
         return _summed(row, seconds * np.array([k.times for k in found]), sigma, len(work))
 
 
@@ -742,10 +742,10 @@ def _spelled(work: Work, plain: bool) -> tuple[Array, list[Kernel]]:
     rows: list[int] = []
     found: list[Kernel] = []
     for r in range(len(work)):
-        asked = work.op[r], work.shape[r], float(work.bytes[r]), float(work.flops[r])
-        parts: tuple[Kernel, ...] = (Kernel(*asked),)
+        whole = work.op[r], work.shape[r], float(work.bytes[r]), float(work.flops[r])
+        parts: tuple[Kernel, ...] = (Kernel(*whole),)
         if work.kind[r] == Kind.KERNEL and is_call(work.shape[r]):
-            parts = kernels(*asked)
+            parts = kernels(*whole)
             parts = tuple(map(_without_layout, parts)) if plain else parts
         rows += [r] * len(parts)
         found += parts

@@ -58,9 +58,9 @@ class Rows:
         return mean, spread, (weight * self.seconds[order]).sum(axis=1)
 
 
-def _nearest(asked: Array, known: Array) -> tuple[Array, Array, Array]:
+def _nearest(wanted: Array, known: Array) -> tuple[Array, Array, Array]:
     """The rows nearest to each requested point, their weights, and the distance of the first."""
-    distance = np.sqrt(((asked[:, None, :] - known[None]) ** 2).sum(axis=-1))
+    distance = np.sqrt(((wanted[:, None, :] - known[None]) ** 2).sum(axis=-1))
     order = np.argsort(distance, axis=1, kind="stable")[:, :NEIGHBOURS]
     ranked = np.take_along_axis(distance, order, 1)
     weight = 1 / (NEAR**2 + ranked**2) ** 2

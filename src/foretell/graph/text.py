@@ -42,7 +42,8 @@ from foretell.io import checked
 
 VERSION = 1
 HEAD = f"foretell graph {VERSION}"
-SPOKEN = ("kind", "op", "name", "lane", "seconds")  # columns with a place of their own in a line
+# columns with a place of their own in a line
+POSITIONAL = ("kind", "op", "name", "lane", "seconds")
 CLAUSES = ("on", "for", "after", "drains", "uses")  # words that begin a part of a line
 _WORD = re.compile(r"[A-Za-z_][\w.:/-]*")
 
@@ -113,7 +114,7 @@ def _task_lines(graph: Graph, first: int, last: int) -> Iterator[str]:
         _waits(graph, first, last),
         _named(graph.drained, "drains", first, last),
         _uses(graph, first, last),
-        *(_column(graph, c, span) for c in COLUMNS if c in graph.columns and c not in SPOKEN),
+        *(_column(graph, c, span) for c in COLUMNS if c in graph.columns and c not in POSITIONAL),
     ]
     return (" ".join(filter(None, row)) for row in zip(*parts, strict=True))
 
@@ -425,8 +426,8 @@ def _read_column(token: str) -> tuple[str, Any]:
     name, equals, value = token.partition("=")
     if not equals:
         raise InputError(f"`{token[:40]}` is not column=value")
-    if name not in COLUMNS or name in SPOKEN:
-        raise unknown("column", name, (c for c in COLUMNS if c not in SPOKEN))
+    if name not in COLUMNS or name in POSITIONAL:
+        raise unknown("column", name, (c for c in COLUMNS if c not in POSITIONAL))
     spec = COLUMNS[name]
     if spec.is_text:
         return name, _string(value)

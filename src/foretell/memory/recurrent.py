@@ -20,10 +20,10 @@ _BYTE = "unsigned char"
 
 def recurrent(call: Call) -> list[Key]:
     """Output, last states, reserve; last the workspace, of which nothing keeps anything."""
-    asked, raw = _allocations(call)
-    if not asked:
+    outputs, raw = _allocations(call)
+    if not outputs:
         return []
-    out, *states = asked
+    out, *states = outputs
     if call.flag(_BATCH_FIRST):
         out = ((out[0][1], out[0][0], *out[0][2:]), out[1])
     reserve = [_numbers(raw[-1], out[1])] if raw else []

@@ -414,10 +414,12 @@ def layer_costs(
                 for phase, call in _wanted(layer, run, some, kind)
             ]
             seconds = [np.zeros(len(some))] * len(wanted)
-            for asked in _questions([one.call for one in wanted], run.formats.compute, len(some)):
-                took = kernel.seconds(kind, asked.op, asked.dtype, asked.shape, bytes=asked.bytes)
+            for query in _price_queries(
+                [one.call for one in wanted], run.formats.compute, len(some)
+            ):
+                took = kernel.seconds(kind, query.op, query.dtype, query.shape, bytes=query.bytes)
                 for i, part in zip(
-                    asked.rows, np.split(took.seconds, len(asked.rows)), strict=True
+                    query.rows, np.split(took.seconds, len(query.rows)), strict=True
                 ):
                     call = wanted[i].call
                     seconds[i] = part * call.times * call.shape.get("_slow", 1.0)
@@ -492,7 +494,7 @@ class Wanted(NamedTuple):
     call: Call
 
 
-class _Question(NamedTuple):
+class _PriceQuery(NamedTuple):
     """Kernels of one op, format and kind of shape."""
 
     op: str
@@ -653,17 +655,17 @@ def _longer(call: Call, run: Running) -> Call:
     return call._replace(shape=call.shape | {"_slow": slow})
 
 
-def _questions(asked: list[Call], dtype: str, length: int) -> Iterator[_Question]:
+def _price_queries(calls: list[Call], dtype: str, length: int) -> Iterator[_PriceQuery]:
     """Calls for every layout; one question to the formulas for each class of op."""
     groups: dict[tuple[str, str, tuple[str, ...]], list[int]] = {}
-    for i, call in enumerate(asked):
+    for i, call in enumerate(calls):
         keys = tuple(sorted(set(call.shape) - {"_slow"}))
         kind = call.dtype or format_of(call.op, dtype)
         groups.setdefault((call.op, kind, keys), []).append(i)
     for (op, kind, keys), rows in groups.items():
-        shape = {k: _stacked([asked[i].shape[k] for i in rows], length) for k in keys}
-        moved = _stacked([asked[i].moved(kind) for i in rows], length)
-        yield _Question(op, kind, shape, moved, rows)
+        shape = {k: _stacked([calls[i].shape[k] for i in rows], length) for k in keys}
+        moved = _stacked([calls[i].moved(kind) for i in rows], length)
+        yield _PriceQuery(op, kind, shape, moved, rows)
 
 
 def in_format(call: Call, run: Running, device: Device) -> Call:
@@ -782,7 +784,7 @@ def exchange_seconds(
     moved = exchange.bytes(part.degrees(), part.column("micro_batch"), kept)
     moved = np.broadcast_to(np.asarray(moved, float), (len(rows),))
     again = "all_gather" if exchange.backward and not is_kept else ""
-    asked = ((False, exchange.forward), (True, exchange.backward), (True, again))
+    passes = ((False, exchange.forward), (True, exchange.backward), (True, again))
     copies = exchange.copies if part.runs[0].dispatch == "node" else 1.0
     sizes = part.column(exchange.axis).astype(int)
     steps = np.array([stride(p, exchange.axis) for p in part.plans])
@@ -791,7 +793,7 @@ def exchange_seconds(
         for size, step in sorted(set(zip(sizes.tolist(), steps.tolist(), strict=True)))
     }
     found = []
-    for is_back, op in asked:
+    for is_back, op in passes:
         took = np.zeros(len(rows) if op else 0)
         for (size, step), group in groups.items() if op else ():
             mine = np.flatnonzero((sizes == size) & (steps == step))

@@ -332,8 +332,8 @@ def _columns(prices: Prices, ranks: tuple[int, ...], recompute: bool) -> StageCo
         recompute="full" if recompute else "none",
     )  # fmt: skip
     every = np.eye(len(prices.workload.layers)).tolist()
-    asked = [StageLayers(plan, ranks, once) for once in every]
-    return priced_stages(asked, prices.workload, prices.cluster)[0].columns
+    single_layers = [StageLayers(plan, ranks, once) for once in every]
+    return priced_stages(single_layers, prices.workload, prices.cluster)[0].columns
 
 
 def _by_layer(found: StageColumns) -> PlacedStageCost:

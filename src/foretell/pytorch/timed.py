@@ -34,15 +34,15 @@ _LARGEST = 2**28  # numbers of one tensor: larger ones are interpolated
 _SIDE = 8  # of the images that pools make where they are timed
 
 
-def seconds(asked: TimedOp) -> float | None:
+def seconds(op: TimedOp) -> float | None:
     """Seconds of one call; None for what cannot be built, or is too large."""
-    made = _ROWS.get(asked.op) or _ROWS.get(class_of(asked.op))
-    dtype = _DTYPES.get(asked.dtype)
+    made = _ROWS.get(op.op) or _ROWS.get(class_of(op.op))
+    dtype = _DTYPES.get(op.dtype)
     if made is None or dtype is None:
         return None
     try:
         with torch.no_grad():
-            return timed(made(dict(asked.shape), dtype))
+            return timed(made(dict(op.shape), dtype))
     except (RuntimeError, KeyError, ValueError):  # no kernel of this format, or no such shape
         return None
 

@@ -484,8 +484,8 @@ class _Search:
         """Whether torch.compile would fuse what the framework does not."""
         if plan.compile or not self.compiles:
             return False
-        asked = resolved(plan, self.workload)
-        return framework_of(asked.framework).kernels == "eager"
+        resolved_plan = resolved(plan, self.workload)
+        return framework_of(resolved_plan.framework).kernels == "eager"
 
     def started(self, offered: list[Offers]) -> list[Found]:
         """The first plans of every kind simulated, then others that could be near the best."""
@@ -845,8 +845,8 @@ def lower_bound(plans: Sequence[Plan], workload: Workload, cluster: Cluster, bat
 def _cells(plans: Sequence[Plan], workload: Workload, cluster: Cluster, batch: int) -> list[Plan]:
     """Every way that layers are split among these plans, each with all sizes of micro-batch."""
     different = {_split(plan): plan for plan in reversed(plans)}.values()
-    asked = [p.but(recompute="none", recompute_layers=0) for p in reversed(different)]
-    checked = [check(p, workload, cluster) for p in asked]
+    plain = [p.but(recompute="none", recompute_layers=0) for p in reversed(different)]
+    checked = [check(p, workload, cluster) for p in plain]
     firsts, _ = columns([p.but(micro_batch=1) for p in checked]).cells()
     sizes = [1 << k for k in range(batch.bit_length()) if batch % (1 << k) == 0]
     found = [

@@ -143,8 +143,8 @@ def pipelines(
 
 def resolved_common(plan: Plan, workload: Workload) -> Plan:
     """What all segments share, made explicit as for a model that is split."""
-    asked = resolved(plan.but(pp=2), workload)
-    return plan.but(**{name: getattr(asked, name) for name in RESOLVED})
+    resolved_plan = resolved(plan.but(pp=2), workload)
+    return plan.but(**{name: getattr(resolved_plan, name) for name in RESOLVED})
 
 
 def _chains(
@@ -656,9 +656,9 @@ def chained(
 
 def common_of(common: Plan, meshes: Sequence[Mesh], workload: Workload) -> Plan:
     """What all stages share, made explicit as `check` does it."""
-    asked = common.but(zero=max(m.plan.zero for m in meshes), pp=len(meshes), segments=())
-    asked = resolved(asked, workload)
-    return common.but(**{name: getattr(asked, name) for name in RESOLVED})
+    resolved_plan = common.but(zero=max(m.plan.zero for m in meshes), pp=len(meshes), segments=())
+    resolved_plan = resolved(resolved_plan, workload)
+    return common.but(**{name: getattr(resolved_plan, name) for name in RESOLVED})
 
 
 def _ranges(workload: Workload) -> Array:

@@ -167,9 +167,11 @@ class Evaluator:
 
     def new(self, plans: Iterable[Plan]) -> list[Plan]:
         """Plans that can be and are accepted, of which nothing is known yet."""
-        asked = dict.fromkeys(self.filled(plan) for plan in plans)
+        candidates = dict.fromkeys(self.filled(plan) for plan in plans)
         return [
-            p for p in asked if str(p) not in self.known and self.is_valid(p) and self.accepts(p)
+            p
+            for p in candidates
+            if str(p) not in self.known and self.is_valid(p) and self.accepts(p)
         ]
 
     def estimated(self, plans: Sequence[Plan]) -> dict[Plan, Guess]:
@@ -284,13 +286,13 @@ class Evaluator:
         """Whether a plan is one for this model and these machines."""
         return bool(self._resolved_text(plan))
 
-    def _resolved_text(self, asked: Plan) -> str:
+    def _resolved_text(self, given: Plan) -> str:
         """A plan with all it leaves open settled; empty where it cannot be."""
-        if asked in self._settled:
-            return self._settled[asked]
-        self._settled[asked] = ""
+        if given in self._settled:
+            return self._settled[given]
+        self._settled[given] = ""
         try:
-            plan = check(asked, self.workload, self.cluster) if asked.segments else asked
+            plan = check(given, self.workload, self.cluster) if given.segments else given
             inner, _ = settled(plan, self.workload, self.cluster)
             rows = segments(inner, self.workload) if inner.segments else ()
         except ForetellError:
@@ -298,8 +300,8 @@ class Evaluator:
         own = [one.plan for one in rows] or [inner]
         alike = len({one.zero == 3 for one in own}) == 1
         if alike and all(_is_wrapped(one, inner.framework) for one in own):
-            self._settled[asked] = f"{inner} on {plan.placement}"
-        return self._settled[asked]
+            self._settled[given] = f"{inner} on {plan.placement}"
+        return self._settled[given]
 
 
 def _predictions(

@@ -394,8 +394,8 @@ def _check_ranks(
     missing = (wanted or set()) - set(there)
     if missing or wanted == set():
         known = ", ".join(map(str, sorted(there)))
-        asked = f"rank {min(missing)}" if missing else "such rank"
-        raise InputError(f"`{path}` has no {asked}", hint=f"its ranks are {known}")
+        absent = f"rank {min(missing)}" if missing else "such rank"
+        raise InputError(f"`{path}` has no {absent}", hint=f"its ranks are {known}")
 
 
 def _recording(file: Opened, place: int, is_one_of_many: bool) -> Recording:

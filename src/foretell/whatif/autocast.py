@@ -89,13 +89,13 @@ def autocast_ops(graph: Graph, wide: Array | None = None) -> list[AutocastOp]:
     state = _Formats(within if wide is None else within.union(wide.tolist()))
     found = []
     firsts = _first_kernels(graph)
-    asked = _explicit_casts(graph, firsts)
+    explicit = _explicit_casts(graph, firsts)
     columns = (graph.op[firsts], graph.shape[firsts], graph.phase[firsts])
     for task, *codes, phase in zip(firsts.tolist(), *(c.tolist() for c in columns), strict=True):
         op, shape = (graph.names[code] for code in codes)
         if not is_call(shape):
             continue
-        widened = tuple(n for n in asked.pop(task, ()) if state.last.get(n, False))
+        widened = tuple(n for n in explicit.pop(task, ()) if state.last.get(n, False))
         state.last |= dict.fromkeys(widened, False)
         run = _op(state, task, op, read(op, shape), phase)
         found.append(replace(run, widened=widened) if widened else run)

@@ -68,9 +68,9 @@ def traced_rate(graph: Graph) -> float:
 
 def copies(graph: Graph, *ways: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Copies between host and device: into the device (`h2d`), out of it (`d2h`), or both."""
-    asked = ways or ("h2d", "d2h")
-    names = tuple(f"*{_TRACED[way]}*" for way in asked)
-    by_name, by_op = graph.select(kind="copy", name=names), graph.select(kind="copy", op=asked)
+    directions = ways or ("h2d", "d2h")
+    names = tuple(f"*{_TRACED[way]}*" for way in directions)
+    by_name, by_op = graph.select(kind="copy", name=names), graph.select(kind="copy", op=directions)
     return np.union1d(by_name, by_op)
 
 

@@ -40,17 +40,17 @@ def gemm(**sizes):
     return TimedOp("gemm", "fp32", tuple(sorted((GEMM | sizes).items())))
 
 
-def asked(ops, **sizes):
+def seconds_of(ops, **sizes):
     shape = {k: np.array([v]) for k, v in (GEMM | sizes).items()}
     return float(ops.price("gemm", "fp32", shape, np.array([np.nan]))[0])
 
 
 def test_what_was_timed_is_its_price_and_what_lies_between_is_interpolated():
     ops = TimedOps({gemm(): 1e-4, gemm(m=256.0): 3e-4}, load=2.0)
-    assert asked(ops) == pytest.approx(2e-4)
-    assert 2e-4 < asked(ops, m=128.0) < 6e-4
-    assert asked(ops, m=1024.0) == pytest.approx(4 * 6e-4)  # large ones grow as their work
-    assert list(ops.asked) == [gemm(m=128.0), gemm(m=1024.0)]
+    assert seconds_of(ops) == pytest.approx(2e-4)
+    assert 2e-4 < seconds_of(ops, m=128.0) < 6e-4
+    assert seconds_of(ops, m=1024.0) == pytest.approx(4 * 6e-4)  # large ones grow as their work
+    assert list(ops.queried) == [gemm(m=128.0), gemm(m=1024.0)]
     assert math.isnan(float(ops.price("conv", "fp32", {}, np.array([1.0]))[0]))
 
 

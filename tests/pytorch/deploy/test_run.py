@@ -272,7 +272,7 @@ def test_what_a_step_was_spent_on_counts_what_is_hidden_once():
 
 
 def test_a_run_says_what_its_steps_were_spent_on_and_how_sure_that_is(tmp_path):
-    run_files.ask(tmp_path, run_files.Asked("train.py", "dp=2"))
+    run_files.write_request(tmp_path, run_files.RunRequest("train.py", "dp=2"))
     for rank, waits in enumerate((0.0, 2.0)):  # the second comes first and waits
         spent = [
             {"compute_s": s - waits, "talk_s": 1.0 + waits, "update_s": 1.0, "whole_s": 8.0}
@@ -287,12 +287,12 @@ def test_a_run_says_what_its_steps_were_spent_on_and_how_sure_that_is(tmp_path):
     assert found.unsure == pytest.approx(1 / 8)
     assert found.noise == pytest.approx(1.858 * 7 / 16 / 3**0.5)
     assert measured.samples(tmp_path) == 6
-    run_files.ask(tmp_path, run_files.Asked("train.py", "dp=2,zero=3"))
+    run_files.write_request(tmp_path, run_files.RunRequest("train.py", "dp=2,zero=3"))
     assert measured.spent(tmp_path).parts == {}  # gathers hide in its forward
 
 
 def test_a_run_is_laid_beside_what_was_predicted(tmp_path):
-    run_files.ask(tmp_path, run_files.Asked("train.py", "pp=2"))
+    run_files.write_request(tmp_path, run_files.RunRequest("train.py", "pp=2"))
     rows = {0: [["forward", 5.0, 5.2], ["backward", 5.6, 6.0]], 1: [["forward", 5.3, 5.5]]}
     rows[1] += [["all_reduce", 5.4, 5.9], ["all_reduce", 5.5, 5.7]]
     for stage, pieces in rows.items():
@@ -423,7 +423,7 @@ def test_a_folder_that_cannot_be_written(script, monkeypatch):
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(InputError, match="cannot be written: Read-only file system"):
-        launcher.launch(run_files.Asked(str(script), "dp=2"), folder=Path("/nowhere"))
+        launcher.launch(run_files.RunRequest(str(script), "dp=2"), folder=Path("/nowhere"))
 
 
 @pytest.mark.parametrize(
@@ -478,7 +478,7 @@ def launched(monkeypatch, outcomes):
 
 def test_a_run_is_started_again_from_its_checkpoint(monkeypatch):
     died = launcher.RankFailure("rank 1 died in step 2")
-    query = run_files.Asked("train.py", "dp=2", checkpoint="kept")
+    query = run_files.RunRequest("train.py", "dp=2", checkpoint="kept")
     resumed = launched(monkeypatch, [died, died, None])
     assert launcher.launch(query, restarts=2)["restarts"] == 2
     assert resumed == [False, True, True]
@@ -490,7 +490,7 @@ def test_a_run_is_started_again_from_its_checkpoint(monkeypatch):
 def test_a_mistake_is_not_tried_again(monkeypatch):
     resumed = launched(monkeypatch, [InputError("no such layer"), None])
     with pytest.raises(InputError, match="no such layer"):
-        launcher.launch(run_files.Asked("train.py", "dp=2", checkpoint="kept"), restarts=3)
+        launcher.launch(run_files.RunRequest("train.py", "dp=2", checkpoint="kept"), restarts=3)
     assert resumed == [False]
 
 

@@ -16,7 +16,7 @@ from foretell.cli.main import foretell
 from foretell.cli.tune_ddp import _choose, command
 from foretell.errors import InputError
 from foretell.pytorch.ranks.wires import refusal
-from foretell.pytorch.tune.launch import Asked, measure
+from foretell.pytorch.tune.launch import TuneRequest, measure
 from foretell.search.fusion.lanes import Caps
 
 SCRIPT = """
@@ -96,11 +96,11 @@ def test_ranks_behind_a_slow_link(tmp_path):
     path.write_text(
         SCRIPT.replace("TAIL", "").replace("64, 64", "64, 4096").replace("64, 4)", "4096, 4)")
     )
-    found = measure(Asked(str(path), steps=2, warmup=1, device="cpu", network="20mbit"), 2)
+    found = measure(TuneRequest(str(path), steps=2, warmup=1, device="cpu", network="20mbit"), 2)
     size, seconds = max(found["wire"])
     assert size / seconds == pytest.approx(20e6 / 8, rel=0.3)  # a ring of two sends all of it once
     with pytest.raises(InputError, match="no delay"):
-        measure(Asked(str(path), network="20mbit~5ms"), 2)
+        measure(TuneRequest(str(path), network="20mbit~5ms"), 2)
 
 
 @pytest.mark.slow

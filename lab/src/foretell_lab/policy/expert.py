@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from foretell.search.placement.policy import Learned
 from foretell.search.placement.problem import Placement, actions
-from foretell.search.placement.search import Array, Asked, Evaluator, by_seconds, look_ahead
+from foretell.search.placement.search import Array, Evaluator, Expansion, by_seconds, look_ahead
 
 
 @dataclass
@@ -24,25 +24,25 @@ class Expert:
     goal: Placement
     learned: Learned | None = None
 
-    def __call__(self, on: Evaluator, asked: Sequence[Asked]) -> list[Array]:
+    def __call__(self, on: Evaluator, expansions: Sequence[Expansion]) -> list[Array]:
         """For each question, chances that add up to 1."""
-        said = [[self._simulated(on, one) for one in asked]]
-        said.append([self._towards(one.ways_on) for one in asked])
+        said = [[self._simulated(on, one) for one in expansions]]
+        said.append([self._towards(one.successors) for one in expansions])
         if self.learned is not None:
-            said.append(self.learned(on, asked))
+            said.append(self.learned(on, expansions))
         return [np.mean(parts, axis=0) for parts in zip(*said, strict=True)]
 
-    def _simulated(self, on: Evaluator, one: Asked) -> Array:
-        if any(way.actions != one.now.actions for way in one.ways_on):
+    def _simulated(self, on: Evaluator, one: Expansion) -> Array:
+        if any(way.actions != one.now.actions for way in one.successors):
             return look_ahead(on, [one])[0]
         every = range(len(on.problem.groups))
         choices = actions(on.problem, on.problem.leaders[0])
-        behind = [[way, *(way.but(every, a) for a in choices)] for way in one.ways_on]
+        behind = [[way, *(way.but(every, a) for a in choices)] for way in one.successors]
         return by_seconds(np.array([min(on.many(some)) for some in behind]))
 
-    def _towards(self, ways_on: list[Placement]) -> Array:
+    def _towards(self, successors: list[Placement]) -> Array:
         """The ways on that are nearest to the goal, alike."""
-        apart = np.array([self._apart(way) for way in ways_on])
+        apart = np.array([self._apart(way) for way in successors])
         nearest = apart == apart.min()
         found: Array = nearest / nearest.sum()
         return found

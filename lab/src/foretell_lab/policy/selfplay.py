@@ -86,4 +86,5 @@ def _target(node: Node) -> npt.NDArray[np.float32]:
 
 def _half(seen: Seen) -> Seen:
     """In half precision: thousands are kept."""
-    return Seen(*(values.astype(np.float16) for values in seen))  # type: ignore[arg-type]
+    half = (v if v.dtype.kind == "i" else v.astype(np.float16) for v in seen)  # ends are indices
+    return Seen(*half)  # type: ignore[arg-type]

@@ -26,8 +26,8 @@ def with_messages(rows: Sequence[Sequence[str]]) -> Names:
     sent: dict[tuple[int, int], list[str]] = {}  # by sender and receiver: what is requested
     for rank, row in enumerate(acts):
         for act in row:
-            for to, _, asked in _moves(act, homes, last):
-                sent.setdefault((rank, to), []).append(asked)
+            for to, _, receive in _moves(act, homes, last):
+                sent.setdefault((rank, to), []).append(receive)
     return tuple(_row(rank, row, homes, last, sent) for rank, row in enumerate(acts))
 
 
@@ -63,8 +63,8 @@ def _row(
         stage, kind, m = act
         before, letter = (stage - 1, "F") if kind == "F" else (stage + 1, "B")
         if kind != "W" and 0 <= before <= last and homes[before] != rank:
-            source, asked = homes[before], f"{stage}RECV_{letter}{m}"
-            upto = sent[source, rank].index(asked) + 1
+            source, receive = homes[before], f"{stage}RECV_{letter}{m}"
+            upto = sent[source, rank].index(receive) + 1
             out += sent[source, rank][at[source] : upto]
             at[source] = max(at[source], upto)
         out.append(f"{stage}{kind}{m}")

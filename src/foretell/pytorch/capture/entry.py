@@ -89,8 +89,8 @@ class Formats:
     convolutions: bool
 
     @classmethod
-    def asked(cls, tf32: bool | None) -> Formats:
-        """As said, or as torch is set."""
+    def from_setting(cls, tf32: bool | None) -> Formats:
+        """As given, by default as torch is set."""
         if tf32 is not None:
             return cls(tf32, tf32)
         return cls(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
@@ -205,36 +205,38 @@ def capture(
     are given have none (are on `meta`); it is called only where the step depends on them.
     """
     given = Parts(model, batch, loss, optimizer, real)
-    asked = _Asked(autocast, tf32, share, on, progress)
+    options = _CaptureOptions(autocast, tf32, share, on, progress)
     _arch(on)
     if autocast and autocast not in _AUTOCAST:
         raise unknown("autocast format", autocast, _AUTOCAST)
     place = _place("cpu" if on == ON_CPU else device)
     try:
         with seeded():
-            return _on_fakes(given, asked, place, Values(share=share))
+            return _on_fakes(given, options, place, Values(share=share))
     except Stopped as error:
         stopped = error
-    return _with_data(given, asked, place, stopped)
+    return _with_data(given, options, place, stopped)
 
 
-def _with_data(given: Parts, asked: _Asked, place: torch.device, stopped: Stopped) -> Graph:
+def _with_data(
+    given: Parts, options: _CaptureOptions, place: torch.device, stopped: Stopped
+) -> Graph:
     """The step once more with real weights and a real batch, where those can be had."""
     with seeded():
         found = with_data(given, stopped)
     try:
         with seeded():
-            return _on_fakes(found, asked, place, Values(every=True, share=asked.share))
+            return _on_fakes(found, options, place, Values(every=True, share=options.share))
     except Stopped:
         try:
             with seeded(), _quiet():
-                return _recorded(found, asked, gpu.CPU, Values(is_off=True, share=asked.share))
+                return _recorded(found, options, gpu.CPU, Values(is_off=True, share=options.share))
         except Stopped as error:  # it does not run on real tensors either
             raise error if isinstance(stopped, NeedsData) else stopped from error.__cause__
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _CaptureOptions:
     """How to capture."""
 
     autocast: str
@@ -244,28 +246,28 @@ class _Asked:
     progress: Callable[[str, float], None]
 
 
-def _on_fakes(given: Parts, asked: _Asked, place: torch.device, values: Values) -> Graph:
+def _on_fakes(given: Parts, options: _CaptureOptions, place: torch.device, values: Values) -> Graph:
     """The step on fake tensors, as a GPU would run it."""
     with gpu.pretended(place), _quiet(), copyable(), gpu.fake_mode(place):
-        return _recorded(given, asked, place, values)
+        return _recorded(given, options, place, values)
 
 
-def _recorded(given: Parts, asked: _Asked, place: torch.device, values: Values) -> Graph:
+def _recorded(given: Parts, options: _CaptureOptions, place: torch.device, values: Values) -> Graph:
     """The graph of one step, recorded while it runs."""
-    arch = ON_CPU if values.is_off else _arch(asked.on)
-    recorder = Recorder({}, values, place, pace=Pace(asked.progress))
-    recorder.ledger.block = 1 if asked.on == ON_CPU else BLOCK
+    arch = ON_CPU if values.is_off else _arch(options.on)
+    recorder = Recorder({}, values, place, pace=Pace(options.progress))
+    recorder.ledger.block = 1 if options.on == ON_CPU else BLOCK
     with recorder, chosen(arch, recorder.loss_begins):
         with torch.autograd.set_multithreading_enabled(False), _errors_explained(recorder):
             step = real_step(given) if values.is_off else _made(given, place, values.every)
-            word = asked.autocast
+            word = options.autocast
             short = torch.autocast(place.type, dtype=_AUTOCAST[word]) if word else nullcontext()
             _run(step, recorder, short)
         recorder.ledger.close(step.model)
-    recorder.ledger.stays += workspace(recorder.rows, _arch(asked.on))
-    facts = _facts(step, recorder, asked.autocast, asked.on)
+    recorder.ledger.stays += workspace(recorder.rows, _arch(options.on))
+    facts = _facts(step, recorder, options.autocast, options.on)
     del step
-    return compose(recorder.rows, recorder.ledger.stays, Formats.asked(asked.tf32), facts)
+    return compose(recorder.rows, recorder.ledger.stays, Formats.from_setting(options.tf32), facts)
 
 
 def _place(device: str) -> torch.device:

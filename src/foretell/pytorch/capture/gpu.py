@@ -240,8 +240,8 @@ def _to(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if device is not None and device.type == "cuda":
         device = None if input.device.type == "cuda" else GPU
     options = {"device": device, "dtype": dtype, "memory_format": layout, "copy": copy}
-    asked = {key: value for key, value in options.items() if value}
-    return input.to(**asked) if asked else input
+    conversion = {key: value for key, value in options.items() if value}
+    return input.to(**conversion) if conversion else input
 
 
 def _batch_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -209,9 +209,9 @@ class Blocks:
     def _source(self, stage: int, m: int) -> list[Tensor]:
         """What a stage reads of the batch: what it asks for, or a first stage its own part."""
         batch = self._batch[self._chunk(stage, m)]
-        asked = getattr(self.modules[stage], "reads", None)
-        if asked is not None:
-            return [batch[place] for place in asked]
+        inputs = getattr(self.modules[stage], "reads", None)
+        if inputs is not None:
+            return [batch[place] for place in inputs]
         if self.pipeline.after[stage]:
             return []
         lines = self.pipeline.lines

@@ -216,8 +216,8 @@ class GraphSplit:
     def attention(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Each rank some heads, and of some tokens the queries."""
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        asked = dict(zip(names, args, strict=False)) | kwargs
-        q, k, v = (self._given(asked[name]) for name in names[:3])
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        q, k, v = (self._given(arguments[name]) for name in names[:3])
         if q.dim() != 4:
             return self.replicated(func, args, kwargs)
         how_q, how_k = list(self.whole), list(self.whole)
@@ -231,13 +231,13 @@ class GraphSplit:
         local = {"query": _local(q, how_q, how_q)}
         for name, x in (("key", k), ("value", v)):
             local[name] = _local(x, how_k, grads_k)
-        mask = self._mask(asked.get("attn_mask"), q, how_q)
-        causal = bool(asked.get("is_causal"))
+        mask = self._mask(arguments.get("attn_mask"), q, how_q)
+        causal = bool(arguments.get("is_causal"))
         if causal and how_q[self.cp or 0] == Shard(2):
             rows, keys = torch.arange(q.shape[2]), torch.arange(k.shape[2])
             whole = (keys[None, :] <= rows[:, None]).to(q.device)
             mask, causal = self._mask(whole, q, how_q), False
-        made = func(**asked | local | {"attn_mask": mask, "is_causal": causal})
+        made = func(**arguments | local | {"attn_mask": mask, "is_causal": causal})
         return DTensor.from_local(made, self.mesh, how_q, run_check=False)
 
     def _given(self, x: Tensor) -> Tensor:

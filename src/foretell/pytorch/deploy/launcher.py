@@ -31,7 +31,7 @@ from foretell.errors import ForetellError, InputError
 from foretell.plan import Plan
 from foretell.plan.unsupported import require_in_script, require_runnable
 from foretell.pytorch.deploy import run_files
-from foretell.pytorch.deploy.run_files import BEFORE, Asked, State
+from foretell.pytorch.deploy.run_files import BEFORE, RunRequest, State
 from foretell.pytorch.intake.files import undo
 from foretell.pytorch.intake.launch import capture_script
 from foretell.pytorch.intake.request import Script
@@ -68,7 +68,7 @@ class RankFailure(InputError):
 
 
 def launch(
-    asked: Asked,
+    request: RunRequest,
     *,
     restarts: int = 0,
     say: Callable[[str], None] = lambda words: None,
@@ -79,28 +79,30 @@ def launch(
     The options are those of `launch_once`; from the second time on the run goes on from its last
     checkpoint, where it writes any.
     """
-    until = _steps_kept(asked) + asked.warmup + asked.steps
+    until = _steps_kept(request) + request.warmup + request.steps
     for again in range(restarts + 1):
         try:
-            found = launch_once(asked, **options)
+            found = launch_once(request, **options)
             return found | {"restarts": again}
         except RankFailure as error:
             if again == restarts:
                 raise
             say(f"restart {again + 1} of {restarts}: {error.message.splitlines()[0]}")
-            if asked.checkpoint:
-                asked = replace(asked, resume=True, until=until)
+            if request.checkpoint:
+                request = replace(request, resume=True, until=until)
     raise AssertionError  # the last turn returns or raises
 
 
-def _steps_kept(asked: Asked) -> int:
+def _steps_kept(request: RunRequest) -> int:
     """Steps of the checkpoint that a run goes on from; 0 where it begins."""
-    names = [path.name for path in Path(asked.checkpoint).glob("step-*")] if asked.resume else []
+    names = (
+        [path.name for path in Path(request.checkpoint).glob("step-*")] if request.resume else []
+    )
     return max((int(n) for name in names if (n := name.removeprefix("step-")).isdigit()), default=0)
 
 
 def launch_once(
-    asked: Asked,
+    request: RunRequest,
     *,
     ranks: int = 0,  # on this machine; as many as the plan needs
     folder: Path | None = None,
@@ -113,16 +115,16 @@ def launch_once(
 
     `progress` receives what the last rank does and, once steps are over, the share that is.
     """
-    plan = Plan.parse(asked.plan)
+    plan = Plan.parse(request.plan)
     require_runnable(plan)
     ranks = ranks or plan.ranks // nodes
-    _check(plan, asked, ranks, nodes, rendezvous)
+    _check(plan, request, ranks, nodes, rendezvous)
     with _place(folder) as place:
-        run_files.ask(place, Asked(**vars(asked) | {"launcher": os.getpid()}))
+        run_files.write_request(place, RunRequest(**vars(request) | {"launcher": os.getpid()}))
         process = _start(place, ranks, nodes, rendezvous)
         shown = _Shown(place / "rank-0.log" if show else None)
         try:
-            supervise(process, place, ranks, asked.timeout, shown.around(progress), nodes)
+            supervise(process, place, ranks, request.timeout, shown.around(progress), nodes)
         finally:
             shown.read()
         return {"folder": str(place), "ranks": run_files.results(place)}
@@ -144,24 +146,24 @@ def supervise(
         _end(process, place)
 
 
-def train(asked: Asked, **options: Any) -> dict[str, Any]:
+def train(request: RunRequest, **options: Any) -> dict[str, Any]:
     """Run a script with a loop of its own; the options are those of `launch`.
 
     The first time, its first steps are compared with one process; files that it writes meanwhile
     are taken back.
     """
-    require_in_script(Plan.parse(asked.plan))
-    verdict = _first_steps(asked, options)
+    require_in_script(Plan.parse(request.plan))
+    verdict = _first_steps(request, options)
     with tempfile.TemporaryDirectory(prefix="foretell-step-") as name:
-        graph, why = _captured(asked, Path(name), options) if asked.predict else ("", None)
-        found = launch(replace(asked, goal="train", captured=graph), **options)
+        graph, why = _captured(request, Path(name), options) if request.predict else ("", None)
+        found = launch(replace(request, goal="train", captured=graph), **options)
     more = {"verified": verdict} | ({"predicted": why} if why else {})
     found["ranks"] = {rank: row | more for rank, row in found["ranks"].items()}
     return found
 
 
 def _captured(
-    asked: Asked, folder: Path, options: dict[str, Any]
+    request: RunRequest, folder: Path, options: dict[str, Any]
 ) -> tuple[str, dict[str, Any] | None]:
     """The graph of a step of the script, or why it is not predicted."""
     if options.get("nodes", 1) > 1:
@@ -170,7 +172,7 @@ def _captured(
     path = folder / "step.graph"
     try:
         capture_script(
-            Script(asked.script, asked.args, asked.is_module), path, on="cpu",
+            Script(request.script, request.args, request.is_module), path, on="cpu",
             progress=lambda words, share: reported(f"predict: {words}", None),
         )  # fmt: skip
     except ForetellError as error:
@@ -178,12 +180,12 @@ def _captured(
     return str(path), None
 
 
-def _first_steps(asked: Asked, options: dict[str, Any]) -> dict[str, Any] | None:
+def _first_steps(request: RunRequest, options: dict[str, Any]) -> dict[str, Any] | None:
     """Result of comparing a script's first steps, or why they were not compared."""
-    path = run_files.kept("verified") / f"{_script_key(asked)}.json"
-    if asked.verify == "no":
+    path = run_files.kept("verified") / f"{_script_key(request)}.json"
+    if request.verify == "no":
         return None
-    before: dict[str, Any] | None = run_files.read(path) if asked.verify == "first" else None
+    before: dict[str, Any] | None = run_files.read(path) if request.verify == "first" else None
     if before:
         return before | {"before": True}
     if options.get("nodes", 1) > 1:
@@ -196,29 +198,29 @@ def _first_steps(asked: Asked, options: dict[str, Any]) -> dict[str, Any] | None
     with tempfile.TemporaryDirectory(prefix="foretell-verify-") as name:
         folder = Path(name)
         try:
-            alone = replace(asked, goal="reference", plan="dp=1")
+            alone = replace(request, goal="reference", plan="dp=1")
             _undone(alone, ranks=1, folder=folder, progress=verifying)
         except ForetellError as error:
             return {"skipped": f"one process did not run it: {error.message}"}
-        plan = replace(asked, goal="compare")
+        plan = replace(request, goal="compare")
         found = _undone(plan, ranks=options.get("ranks", 0), folder=folder, progress=verifying)
     verdict: dict[str, Any] = found["ranks"][0]["verified"]
-    run_files.keep(path, {"plan": asked.plan} | verdict)
+    run_files.keep(path, {"plan": request.plan} | verdict)
     return verdict
 
 
-def _undone(asked: Asked, **options: Any) -> dict[str, Any]:
+def _undone(request: RunRequest, **options: Any) -> dict[str, Any]:
     """Launch, and take back what the script wrote."""
     try:
-        return launch(asked, **options)
+        return launch(request, **options)
     finally:
         undo(options["folder"])
 
 
-def _script_key(asked: Asked) -> str:
+def _script_key(request: RunRequest) -> str:
     """The same where script, arguments, plan, device and torch are the same."""
-    text = "" if asked.is_module else Path(asked.script).read_text(errors="replace")
-    words = [text, asked.script, *asked.args, asked.plan, asked.batch_norm, asked.device]
+    text = "" if request.is_module else Path(request.script).read_text(errors="replace")
+    words = [text, request.script, *request.args, request.plan, request.batch_norm, request.device]
     words.append(version("torch"))
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:24]
 
@@ -254,14 +256,14 @@ def _unwritable(place: Path, error: OSError) -> InputError:
     )
 
 
-def _check(plan: Plan, asked: Asked, ranks: int, nodes: int, rendezvous: str) -> None:
-    is_file = Path(asked.script).is_file() and Path(asked.script).suffix == ".py"
-    if not is_file and not asked.is_module:
+def _check(plan: Plan, request: RunRequest, ranks: int, nodes: int, rendezvous: str) -> None:
+    is_file = Path(request.script).is_file() and Path(request.script).suffix == ".py"
+    if not is_file and not request.is_module:
         raise InputError(
-            f"there is no script `{asked.script}`", hint="name a .py file that trains a model"
+            f"there is no script `{request.script}`", hint="name a .py file that trains a model"
         )
-    if not 0 < asked.timeout < _LONGEST:
-        raise InputError(f"a time limit of {asked.timeout:g} s", hint="give seconds above zero")
+    if not 0 < request.timeout < _LONGEST:
+        raise InputError(f"a time limit of {request.timeout:g} s", hint="give seconds above zero")
     if plan.ranks != ranks * nodes:
         raise InputError(
             f"the plan `{plan}` needs {plan.ranks} ranks, not {ranks * nodes}",

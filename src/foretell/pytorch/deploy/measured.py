@@ -172,7 +172,7 @@ def graph(folder: Path) -> Graph:
     begin = builder.task(kind="host", op="begin", name="begin", seconds=0.0)
     for stage, found in sorted(first.items()):
         _put(builder, begin, stage, found["pieces"], zero)
-    return builder.graph(plan=run_files.asked(folder).plan)
+    return builder.graph(plan=run_files.read_request(folder).plan)
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Spent:
 def spent(folder: Path) -> Spent:
     """What a run measured. Parts are told apart only where nothing but gradients travels: inside
     forwards and backwards no messages were seen."""
-    each, plan = _results(folder), Plan.parse(run_files.asked(folder).plan)
+    each, plan = _results(folder), Plan.parse(run_files.read_request(folder).plan)
     steps = np.array([found["steps_s"] for found in each]).max(axis=0)
     middle = float(np.median(steps))
     noise = _SURE * float(np.median(np.abs(steps - middle))) / middle / len(steps) ** 0.5

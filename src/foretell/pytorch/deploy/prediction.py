@@ -227,7 +227,7 @@ class Predictor:
         except Exception:  # whatever a model may do: it has a dry run all the same
             self.workload = None
             return []
-        return list(ops.asked)
+        return list(ops.queried)
 
     def _as_timed(self) -> Cluster:
         """The ranks of this machine as a cluster, their ops as timed without load."""
@@ -327,14 +327,14 @@ class _OptimizerInputs:
         return self.held
 
 
-def _updates(step: Step, asked: list[TimedOp]) -> dict[TimedOp, float]:
+def _updates(step: Step, ops: list[TimedOp]) -> dict[TimedOp, float]:
     """Seconds of the script's own optimizer, on all parameters and on a part of them."""
     shapes = [p.shape for p in step.model.parameters() if p.requires_grad]
     found: dict[TimedOp, float] = {}
     for part in (1, 4):
         some = shapes[: max(len(shapes) // part, 1)]
         count = sum(shape.numel() for shape in some)
-        if count > _PARAMETERS or not asked:
+        if count > _PARAMETERS or not ops:
             continue
         held = [torch.nn.Parameter(torch.randn(shape)) for shape in some]
         for one in held:
@@ -343,8 +343,8 @@ def _updates(step: Step, asked: list[TimedOp]) -> dict[TimedOp, float]:
         if optimizer is None:
             return {}
         took = _together([timed.timed(optimizer.step)])[0]
-        size = dict(asked[0].shape)
+        size = dict(ops[0].shape)
         row = {"n": float(count), "bytes": round(size["bytes"] / size["n"] * count, 3)}
         if took is not None:
-            found[TimedOp("optimizer", asked[0].dtype, tuple(sorted(row.items())))] = took
+            found[TimedOp("optimizer", ops[0].dtype, tuple(sorted(row.items())))] = took
     return found

@@ -39,7 +39,7 @@ _TRIES, _SOON = 5, 1e-3  # times a file is read, and seconds between
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunRequest:
     """One run: what every rank is given."""
 
     script: str
@@ -108,18 +108,18 @@ def read(path: Path) -> Any:
     return None
 
 
-def ask(folder: Path, asked: Asked) -> None:
+def write_request(folder: Path, request: RunRequest) -> None:
     """Tell the ranks what to do."""
-    write(folder / "run.json", asdict(asked))
+    write(folder / "run.json", asdict(request))
 
 
-def asked(folder: Path) -> Asked:
+def read_request(folder: Path) -> RunRequest:
     """What a run is to do; raise where its file is cut or another's."""
     path = folder / "run.json"
-    found, known = read(path), {f.name for f in fields(Asked)}
+    found, known = read(path), {f.name for f in fields(RunRequest)}
     try:
         if isinstance(found, dict) and {"script", "plan"} <= set(found) <= known:
-            return msgspec.convert(found, Asked)
+            return msgspec.convert(found, RunRequest)
     except msgspec.ValidationError:
         pass
     raise InputError(

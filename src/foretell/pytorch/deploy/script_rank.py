@@ -17,7 +17,7 @@ from typing import Any
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.pytorch.deploy.run_files import Asked, StepLog
+from foretell.pytorch.deploy.run_files import RunRequest, StepLog
 
 STEPS = 3  # that are compared: momentum shows in the second, what it does in the third
 # times the limits of the first step: an adaptive update makes a whole step of the sign that a
@@ -27,7 +27,7 @@ _UNDECIDED = 10.0  # times that again, where gradients are what rounding leaves 
 _ROUNDED = 1e-6  # of a tensor's largest gradient: what rounding leaves
 
 
-def run(asked: Asked, folder: Path, rank: int, heartbeat: Any) -> dict[str, Any]:
+def run(request: RunRequest, folder: Path, rank: int, heartbeat: Any) -> dict[str, Any]:
     """Run the script; what this rank measured."""
     _one_gpu()
     from foretell.pytorch.deploy.unedited import Training, Wanted
@@ -36,27 +36,27 @@ def run(asked: Asked, folder: Path, rank: int, heartbeat: Any) -> dict[str, Any]
     from foretell.pytorch.intake.files import Journal
     from foretell.pytorch.intake.request import Script
 
-    device = joined(asked)
-    is_short = asked.goal != "train"
-    steps = STEPS if is_short else asked.steps and asked.warmup + asked.steps
-    script = Script(asked.script, asked.args, asked.is_module)
+    device = joined(request)
+    is_short = request.goal != "train"
+    steps = STEPS if is_short else request.steps and request.warmup + request.steps
+    script = Script(request.script, request.args, request.is_module)
     _forget_job(script)
 
     def enough() -> None:
-        done(folder, rank, _result(job, asked, folder, rank), heartbeat)
+        done(folder, rank, _result(job, request, folder, rank), heartbeat)
 
     def fail(error: InputError) -> None:
         failed(folder, rank, error, heartbeat.phase)
 
     job = Training(
-        None if asked.goal == "reference" else Plan.parse(asked.plan),
-        Wanted(steps, asked.batch_norm, device, is_still=is_short, kept=STEPS * is_short),
+        None if request.goal == "reference" else Plan.parse(request.plan),
+        Wanted(steps, request.batch_norm, device, is_still=is_short, kept=STEPS * is_short),
         enough,
         fail,
         lambda words: heartbeat.enter(words, job.steps / steps if steps and job.steps else None),
         Path(tempfile.mkdtemp(prefix="foretell-rank-")),
         StepLog(folder, is_on=rank == 0).write if not is_short and rank == 0 else None,
-        _predictor(asked, device) if asked.captured and not is_short else None,
+        _predictor(request, device) if request.captured and not is_short else None,
     )
     if is_short:
         home = Path.cwd() if script.is_module else Path(script.name).resolve().parent
@@ -72,21 +72,21 @@ def run(asked: Asked, folder: Path, rank: int, heartbeat: Any) -> dict[str, Any]
                     hint=f"what it printed is in {folder}/rank-{rank}.log",
                 ) from None
         atexit._run_exitfuncs()  # what is written now is the first rank's alone, too
-    return _result(job, asked, folder, rank)
+    return _result(job, request, folder, rank)
 
 
-def _predictor(asked: Asked, device: str) -> Any:
+def _predictor(request: RunRequest, device: str) -> Any:
     """How a step of the script is predicted, from its captured graph; made when a model is met."""
     from foretell.graph import load
     from foretell.pytorch.deploy.prediction import Predictor, Step
     from foretell.workload.captured import from_graph
 
-    plan = Plan.parse(asked.plan)
+    plan = Plan.parse(request.plan)
     # in a loop of its own stages take all forwards first, and its batches are not cut else
     plan = plan.but(schedule="gpipe") if plan.pp > 1 else plan.but(micro_batch=0)
 
     def made(model: Any, optimizers: Any, deploy_copy: Any) -> Predictor:
-        graph = load(Path(asked.captured))
+        graph = load(Path(request.captured))
 
         def deployed() -> Any:
             if sum(p.numel() for p in model.parameters()) < int(graph.facts.get("parameters", 0)):
@@ -153,24 +153,24 @@ def _forget_job(script: Any) -> None:
     single_rank(script)
 
 
-def _result(job: Any, asked: Asked, folder: Path, rank: int) -> dict[str, Any]:
+def _result(job: Any, request: RunRequest, folder: Path, rank: int) -> dict[str, Any]:
     from foretell.pytorch.deploy.worker import peak_bytes
     from foretell.pytorch.intake.request import no_step
 
     losses = [float(x) for x in job.losses]
     compared = None
-    if asked.goal == "reference":
+    if request.goal == "reference":
         _write(folder / "reference.npz", job, losses)
-    elif asked.goal == "compare":
+    elif request.goal == "compare":
         compared = _compared(folder / "reference.npz", job, losses)
     if not losses:
-        raise no_step(asked.script)
-    if asked.goal != "reference" and not job.made:
+        raise no_step(request.script)
+    if request.goal != "reference" and not job.made:
         raise InputError(
-            f"no model of `{asked.script}` is called and trained by an optimizer of torch's",
+            f"no model of `{request.script}` is called and trained by an optimizer of torch's",
             hint="`foretell capture` shows what it does",
         )
-    warm = asked.warmup if len(job.times) > asked.warmup else 0
+    warm = request.warmup if len(job.times) > request.warmup else 0
     load = 1 + sum(job.waits[warm:]) / max(sum(job.cpu[warm:]), 1e-9)
     return {
         "predicted": job.predicted, "load": load,

@@ -267,15 +267,17 @@ class _Attention(TorchFunctionMode):  # type: ignore[misc]
         if func is not scaled_dot_product_attention:
             return func(*args, **more)
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        asked = dict(zip(names, args, strict=False)) | more
-        query = asked["query"]
-        all_ = {name: _all(asked[name], query.dim() - 2, self.mesh) for name in ("key", "value")}
-        mask = _rows(asked.get("attn_mask"), query.shape[-2], self.mesh)
-        if asked.get("is_causal"):  # which keys came before this rank's tokens
+        arguments = dict(zip(names, args, strict=False)) | more
+        query = arguments["query"]
+        all_ = {
+            name: _all(arguments[name], query.dim() - 2, self.mesh) for name in ("key", "value")
+        }
+        mask = _rows(arguments.get("attn_mask"), query.shape[-2], self.mesh)
+        if arguments.get("is_causal"):  # which keys came before this rank's tokens
             tokens, keys = (torch.arange(x.shape[-2]) for x in (query, all_["key"]))
             own = tokens + self.mesh.get_local_rank() * len(tokens)
             mask = (keys[None, :] <= own[:, None]).to(query.device)
-        return func(**asked | all_ | {"attn_mask": mask, "is_causal": False})
+        return func(**arguments | all_ | {"attn_mask": mask, "is_causal": False})
 
 
 def _all(x: Any, dim: int, mesh: Any) -> Any:

@@ -27,7 +27,7 @@ from foretell.errors import ForetellError, InputError
 from foretell.plan import Plan
 from foretell.pytorch.deploy import measured, run_files
 from foretell.pytorch.deploy.measured import Piece
-from foretell.pytorch.deploy.run_files import Asked, State, StepLog
+from foretell.pytorch.deploy.run_files import RunRequest, State, StepLog
 
 _BEAT = 0.5  # seconds between signs of life
 _NOTED = 5  # more steps at most, to see what one is spent on
@@ -71,15 +71,15 @@ def main(folder: Path) -> None:
     """Run one rank; a failure is written where the launcher finds it."""
     rank = int(os.environ["RANK"])
     redirect(folder / f"rank-{rank}.log")
-    asked = run_files.asked(folder)
-    heartbeat = Heartbeat(folder, rank, asked.launcher)
+    request = run_files.read_request(folder)
+    heartbeat = Heartbeat(folder, rank, request.launcher)
     try:
-        if asked.goal:
+        if request.goal:
             from foretell.pytorch.deploy.script_rank import run
 
-            result = run(asked, folder, rank, heartbeat)
+            result = run(request, folder, rank, heartbeat)
         else:
-            result = _run(asked, folder, rank, heartbeat)
+            result = _run(request, folder, rank, heartbeat)
     except BaseException as error:
         failed(folder, rank, error, heartbeat.phase)
     done(folder, rank, result, heartbeat)
@@ -114,35 +114,35 @@ def leave() -> None:
     os._exit(0)
 
 
-def _run(asked: Asked, folder: Path, rank: int, heartbeat: Heartbeat) -> dict[str, Any]:
+def _run(request: RunRequest, folder: Path, rank: int, heartbeat: Heartbeat) -> dict[str, Any]:
     import torch.distributed as dist
 
     from foretell.pytorch.deploy.collective import place
 
-    plan = Plan.parse(asked.plan)
-    device = joined(asked)
-    script = load(Path(asked.script))
-    run = _Steps(script, plan, device, asked.batch_norm)
-    verified = run.verify(asked, heartbeat) if asked.verify != "no" else None
+    plan = Plan.parse(request.plan)
+    device = joined(request)
+    script = load(Path(request.script))
+    run = _Steps(script, plan, device, request.batch_norm)
+    verified = run.verify(request, heartbeat) if request.verify != "no" else None
     heartbeat.enter("model")
     model = run.make()
     heartbeat.enter("predict")
-    predictor = run.predictor() if asked.predict else None
+    predictor = run.predictor() if request.predict else None
     heartbeat.enter("deploy")
     run.deploy(model)
-    first = run.resume(Path(asked.checkpoint)) if asked.resume else 0
-    last = asked.until or first + asked.warmup + asked.steps
-    warm = min(asked.warmup, max(last - first - 1, 0))
+    first = run.resume(Path(request.checkpoint)) if request.resume else 0
+    last = request.until or first + request.warmup + request.steps
+    warm = min(request.warmup, max(last - first - 1, 0))
     if first >= last:
         raise InputError(f"the checkpoint has all {last} steps already")
     heartbeat.enter("predict")
     predicted = predictor.predict(lambda: run.between(heartbeat)) if predictor is not None else None
-    times = _trained(run, asked, folder, heartbeat, range(first, last))
+    times = _trained(run, request, folder, heartbeat, range(first, last))
     result = run.measured() | {"steps_s": times[warm:], "rank": rank}
     result["core_s"] = statistics.median(run.cpu[warm:])
     result["load"] = 1 + sum(run.waits[warm:]) / max(sum(run.cpu[warm:]), 1e-9)
     result |= {"verified": verified, "stage": place(plan, rank)["pp"]} | run.noted(
-        min(asked.steps, _NOTED)
+        min(request.steps, _NOTED)
     )
     if predictor is not None and predicted is not None and predictor.dry is not None:
         heartbeat.enter("learn")
@@ -150,7 +150,7 @@ def _run(asked: Asked, folder: Path, rank: int, heartbeat: Heartbeat) -> dict[st
             predictor, min(run.cpu[warm:]), statistics.median(times[warm:]), result["load"]
         )
     result["predicted"] = predicted
-    if asked.profile:
+    if request.profile:
         heartbeat.enter("profile")
         run.profile(folder / f"rank-{rank}.trace.json.gz")
     dist.barrier()
@@ -159,24 +159,24 @@ def _run(asked: Asked, folder: Path, rank: int, heartbeat: Heartbeat) -> dict[st
 
 
 def _trained(
-    run: _Steps, asked: Asked, folder: Path, heartbeat: Heartbeat, steps: range
+    run: _Steps, request: RunRequest, folder: Path, heartbeat: Heartbeat, steps: range
 ) -> list[float]:
     """Seconds of each step; losses are logged, and checkpoints written."""
     times = []
-    log = StepLog(folder, is_on=run.rank == 0, plan=asked.plan)
+    log = StepLog(folder, is_on=run.rank == 0, plan=request.plan)
     for step in steps:
         times.append(run.take(step, steps.stop, heartbeat))
         log.write(step, run.losses[-1], times[-1])
         done = step + 1
-        is_due = done == steps.stop or (asked.every and done % asked.every == 0)
-        if asked.checkpoint and is_due:
+        is_due = done == steps.stop or (request.every and done % request.every == 0)
+        if request.checkpoint and is_due:
             heartbeat.enter(f"checkpoint {done}")
-            run.save(Path(asked.checkpoint), done)
+            run.save(Path(request.checkpoint), done)
     log.close()
     return times
 
 
-def joined(asked: Asked) -> str:
+def joined(request: RunRequest) -> str:
     """Join the job; the kind of device that this rank computes on.
 
     NCCL takes one rank a GPU: several that share one go through the host.
@@ -186,8 +186,8 @@ def joined(asked: Asked) -> str:
 
     from foretell.pytorch.deploy.precision import precision_of, require_fp8
 
-    device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    require_fp8(precision_of(Plan.parse(asked.plan)), device)
+    device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    require_fp8(precision_of(Plan.parse(request.plan)), device)
     backend = "gloo"
     if device == "cuda":
         gpus = torch.cuda.device_count()
@@ -195,7 +195,7 @@ def joined(asked: Asked) -> str:
         if int(os.environ["LOCAL_WORLD_SIZE"]) <= gpus:
             backend = "cpu:gloo,cuda:nccl"  # a script may have a model on the host
     # the launcher gives up first, and knows whom to name
-    dist.init_process_group(backend, timeout=timedelta(seconds=asked.timeout + 60))
+    dist.init_process_group(backend, timeout=timedelta(seconds=request.timeout + 60))
     return device
 
 
@@ -233,7 +233,7 @@ class _Steps:
         self.part(0, self.at)  # which makes it take its inputs by name, where it wants that
         return self.model
 
-    def verify(self, asked: Asked, heartbeat: Heartbeat) -> dict[str, Any] | None:
+    def verify(self, request: RunRequest, heartbeat: Heartbeat) -> dict[str, Any] | None:
         """Compare the plan's first steps with one process; nothing where that was done before."""
         from foretell.pytorch.deploy.verify import Case, verified
 
@@ -250,9 +250,9 @@ class _Steps:
             float(getattr(self.script, "max_norm", 0.0)),
             partial(self.make, is_whole=True),
         )
-        source = Path(asked.script).read_text(errors="replace")
+        source = Path(request.script).read_text(errors="replace")
         found = verified(
-            case, self.plan, source, always=asked.verify == "yes", enter=heartbeat.enter
+            case, self.plan, source, always=request.verify == "yes", enter=heartbeat.enter
         )
         self.model = None
         return found

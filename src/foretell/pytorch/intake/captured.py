@@ -220,7 +220,7 @@ class Capturing(Listener):
         with _disable_current_modes():
             recorder.ledger.close(*self.roots.values())
             recorder.ledger.stays += workspace(recorder.rows, self.arch)
-            formats = Formats.asked(self.request.options.get("tf32"))
+            formats = Formats.from_setting(self.request.options.get("tf32"))
             graph = compose(recorder.rows, recorder.ledger.stays, formats, self._facts())
             save(graph, self.request.output)
         self.leave({"graph": self.request.output, "is_real": self.fakes is None})

@@ -142,7 +142,7 @@ class Device(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, fakes: Fakes) -> None:
         super().__init__()
         self.fakes = fakes
-        self.asked: Counter[tuple[str, int]] = Counter()  # yes or no, by the line that asks
+        self.reads: Counter[tuple[str, int]] = Counter()  # yes or no, by the line that asks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -171,9 +171,9 @@ class Device(TorchDispatchMode):  # type: ignore[misc]
         found = read_back(fake).item()
         if fake.dtype is not torch.bool:
             return found
-        line = _asking()
-        self.asked[line] += 1
-        return not found if self.asked[line] > _ENDLESS else found
+        line = _calling_line()
+        self.reads[line] += 1
+        return not found if self.reads[line] > _ENDLESS else found
 
     def _packed(self, values: Tensor, lengths: Tensor, batch_first: bool) -> Any:
         """Sequences packed by lengths that are real: only the values are fake."""
@@ -188,7 +188,7 @@ _OURS = str(Path(__file__).parents[2])
 _INNER = ("_python_dispatch.py", "_ops.py", "_compile.py", "eval_frame.py", "overrides.py")
 
 
-def _asking() -> tuple[str, int]:
+def _calling_line() -> tuple[str, int]:
     """The line of code, of the script or of a library, that asks for a number."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
@@ -264,8 +264,8 @@ class Calls(TorchFunctionMode):  # type: ignore[misc]
         )
         if device is not None and device.type == "cpu" and is_fake(tensor) and not _applying:
             return read_back(tensor).to(dtype or tensor.dtype)
-        asked = {"dtype": dtype, "memory_format": layout, "copy": kwargs.get("copy", False)}
-        wanted = {k: v for k, v in asked.items() if v}
+        conversion = {"dtype": dtype, "memory_format": layout, "copy": kwargs.get("copy", False)}
+        wanted = {k: v for k, v in conversion.items() if v}
         return self._claim(tensor.to(**wanted) if wanted else tensor, device)
 
 

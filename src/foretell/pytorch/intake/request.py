@@ -114,9 +114,9 @@ def is_rank(rank: int, world: int) -> None:
 
 def job_of_one_machine(ranks: int) -> dict[str, str]:
     """What ranks of one machine find in their environment when `torchrun` starts them."""
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    told |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    return {name: str(value) for name, value in told.items()}
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    environment |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    return {name: str(value) for name, value in environment.items()}
 
 
 def free_port() -> int:

@@ -173,10 +173,10 @@ def profile(
     `progress` receives every step, and the share of all of them that is done. Without `wanted`, a
     script that ends too soon is run again for fewer steps.
     """
-    asked = script if isinstance(script, Script) else Script(os.fspath(script), tuple(args))
-    check(asked)
+    target = script if isinstance(script, Script) else Script(os.fspath(script), tuple(args))
+    check(target)
     _check(wanted or Wanted())
-    once = partial(_once, asked, output, device, ranks=ranks, show=show, progress=progress)
+    once = partial(_once, target, output, device, ranks=ranks, show=show, progress=progress)
     found = once(wanted or Wanted())
     notes: tuple[str, ...] = ()
     ended = _ended(found)
@@ -186,7 +186,7 @@ def profile(
         found = once(fewer)
         ended = _ended(found)
     if ended is not None:
-        raise _too_few(ended, wanted or Wanted(), asked)
+        raise _too_few(ended, wanted or Wanted(), target)
     return _summed(found, output, notes)
 
 

@@ -16,7 +16,7 @@ from foretell.pytorch.ranks.wires import network, shaped_loopback
 
 
 @dataclass(frozen=True)
-class Asked:
+class TuneRequest:
     """What every rank gets: profile the model, or take steps with each list of caps in turns."""
 
     script: str
@@ -32,7 +32,7 @@ class Asked:
 
 
 def measure(
-    asked: Asked,
+    request: TuneRequest,
     ranks: int,
     timeout: float = 600.0,
     progress: Callable[[str, float | None], None] = lambda words, share: None,
@@ -41,12 +41,12 @@ def measure(
 
     `progress` receives how many of its steps are over, and which share that is.
     """
-    if not Path(asked.script).is_file():
-        raise InputError(f"there is no script `{asked.script}`")
+    if not Path(request.script).is_file():
+        raise InputError(f"there is no script `{request.script}`")
     with tempfile.TemporaryDirectory(prefix="foretell-tune-") as name:
         folder = Path(name)
-        run_files.write(folder / "asked.json", asdict(asked) | {"launcher": os.getpid()})
-        with shaped_loopback(network(asked.network), ranks) as prefix:
+        run_files.write(folder / "request.json", asdict(request) | {"launcher": os.getpid()})
+        with shaped_loopback(network(request.network), ranks) as prefix:
             process = torchrun("foretell.pytorch.tune.worker", folder, ranks, prefix=prefix)
             supervise(process, folder, ranks, timeout, progress)
         return run_files.results(folder)[0]

@@ -24,7 +24,7 @@ from foretell.errors import InputError
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.worker import Heartbeat, done, failed, load, redirect
 from foretell.pytorch.script import default_loss, prepared, share
-from foretell.pytorch.tune.launch import Asked
+from foretell.pytorch.tune.launch import TuneRequest
 
 _SWEEP = tuple(2.0**k for k in range(12, 27, 2))  # bytes of the all-reduces that are timed
 _REPEAT = 5
@@ -35,11 +35,11 @@ def main(folder: Path) -> None:
     """Measure, and write what was found or why not."""
     rank = int(os.environ["RANK"])
     redirect(folder / f"rank-{rank}.log")
-    given = run_files.read(folder / "asked.json")
-    asked = Asked(**given | {"candidates": tuple(tuple(c) for c in given["candidates"])})
-    heartbeat = Heartbeat(folder, rank, asked.launcher)
+    given = run_files.read(folder / "request.json")
+    request = TuneRequest(**given | {"candidates": tuple(tuple(c) for c in given["candidates"])})
+    heartbeat = Heartbeat(folder, rank, request.launcher)
     try:
-        found = _measured(asked, _Count(heartbeat, asked))
+        found = _measured(request, _Count(heartbeat, request))
         dist.barrier()
         dist.destroy_process_group()
     except BaseException as error:
@@ -50,9 +50,9 @@ def main(folder: Path) -> None:
 class _Count:
     """Counts steps, and reports them."""
 
-    def __init__(self, heartbeat: Heartbeat, asked: Asked) -> None:
-        turns = asked.rounds if asked.candidates else 1
-        self.of = max(len(asked.candidates), 1) * (asked.warmup + turns * asked.steps)
+    def __init__(self, heartbeat: Heartbeat, request: TuneRequest) -> None:
+        turns = request.rounds if request.candidates else 1
+        self.of = max(len(request.candidates), 1) * (request.warmup + turns * request.steps)
         self.heartbeat, self.steps = heartbeat, 0
 
     def add(self, steps: int) -> None:
@@ -61,15 +61,15 @@ class _Count:
         self.heartbeat.enter(f"step {self.steps} of {self.of}", self.steps / self.of)
 
 
-def _measured(asked: Asked, count: _Count) -> dict[str, Any]:
-    device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
+def _measured(request: TuneRequest, count: _Count) -> dict[str, Any]:
+    device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
-    script = load(Path(asked.script))
-    if asked.candidates:
-        return {"rounds": verify(script, asked, device, count)}
-    return profile(script, asked, device, count) | {"wire": sweep(device)}
+    script = load(Path(request.script))
+    if request.candidates:
+        return {"rounds": verify(script, request, device, count)}
+    return profile(script, request, device, count) | {"wire": sweep(device)}
 
 
 class Training:
@@ -124,7 +124,7 @@ class Training:
         return middle - start, ended - middle
 
 
-def profile(script: ModuleType, asked: Asked, device: str, count: _Count) -> dict[str, Any]:
+def profile(script: ModuleType, request: TuneRequest, device: str, count: _Count) -> dict[str, Any]:
     """When gradients are there, and how long ops and update take, beside a message under way.
 
     Of the steps the one at the lower quartile counts: what else a machine does makes some longer.
@@ -140,9 +140,9 @@ def profile(script: ModuleType, asked: Asked, device: str, count: _Count) -> dic
         _wait(device)  # the host runs ahead of a GPU; waiting here tells when the gradient is there
         marks[names[id(parameter)]].append(time.perf_counter() - begun[0])
 
-    for _ in range(asked.warmup):
+    for _ in range(request.warmup):
         training.step()
-    count.add(asked.warmup)
+    count.add(request.warmup)
     for parameter in training.model.parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(seen)
@@ -150,7 +150,7 @@ def profile(script: ModuleType, asked: Asked, device: str, count: _Count) -> dic
     forward = training.run.register_forward_pre_hook(
         lambda *_: begun.__setitem__(0, time.perf_counter())
     )
-    for _ in range(asked.steps):
+    for _ in range(request.steps):
         times.append(training.step(message))
         count.add(1)
     forward.remove()
@@ -198,20 +198,22 @@ def sweep(device: str) -> list[tuple[float, float]]:
     return found
 
 
-def verify(script: ModuleType, asked: Asked, device: str, count: _Count) -> list[list[list[float]]]:
+def verify(
+    script: ModuleType, request: TuneRequest, device: str, count: _Count
+) -> list[list[list[float]]]:
     """For each list of caps the steps of every round."""
-    trainings = [Training(script, device, caps) for caps in asked.candidates]
+    trainings = [Training(script, device, caps) for caps in request.candidates]
     for training in trainings:
-        for _ in range(asked.warmup):  # DDP puts its buckets right in the first step
+        for _ in range(request.warmup):  # DDP puts its buckets right in the first step
             training.step()
-        count.add(asked.warmup)
+        count.add(request.warmup)
     rounds: list[list[list[float]]] = [[] for _ in trainings]
-    for turn in range(asked.rounds):
+    for turn in range(request.rounds):
         order = range(len(trainings)) if turn % 2 == 0 else reversed(range(len(trainings)))
         for k in order:
-            took = [_slowest(sum(trainings[k].step()), device) for _ in range(asked.steps)]
+            took = [_slowest(sum(trainings[k].step()), device) for _ in range(request.steps)]
             rounds[k].append(took)
-            count.add(asked.steps)
+            count.add(request.steps)
     return rounds
 
 

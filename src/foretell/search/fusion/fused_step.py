@@ -112,20 +112,20 @@ class Prices:
         self.problem = problem
         self.known: dict[Any, float] = {}
         self.apart: dict[int, float] = {}  # model's seconds of single ops, by their look
-        self.asked = 0
+        self.queries = 0
 
-    def many(self, asked: Sequence[tuple[Fusion, int]]) -> list[float]:
+    def many(self, groups: Sequence[tuple[Fusion, int]]) -> list[float]:
         """Seconds of groups, each of a state of its own: one question to the model for all."""
         alike, ops, device = self.problem.alike, self.problem.ops, self.problem.device
-        found = [self._short(state, g) for state, g in asked]
-        keys: list[Any] = [None] * len(asked)
+        found = [self._short(state, g) for state, g in groups]
+        keys: list[Any] = [None] * len(groups)
         todo: dict[Any, tuple[tuple[int, ...], Any]] = {}
-        for k, (state, g) in enumerate(asked):
+        for k, (state, g) in enumerate(groups):
             if found[k] is None:
                 mine, keys[k], row = region(state, g)
                 if keys[k] not in self.known:
                     todo[keys[k]] = (mine, row)
-        self.asked += len(todo)
+        self.queries += len(todo)
         fresh = {i for mine, _ in todo.values() for i in mine}
         single = {alike[i]: i for i in fresh if alike[i] not in self.apart}
         rows = [
@@ -736,12 +736,12 @@ def workload_of(model: Workload | Graph) -> Workload:
 def eager_plan(workload: Workload, plan: Plan | None = None) -> Plan:
     """Plain DDP in the precision a plan asks for: what a fused plan is made from."""
     plan = plan or Plan()
-    asked = Plan(
+    eager = Plan(
         framework=plan.framework or "ddp", precision=plan.precision, dtype=plan.dtype,
         optimizer=plan.optimizer, optimizer_kernels=plan.optimizer_kernels,
         grad_dtype=plan.grad_dtype,
     )  # fmt: skip
-    return resolved(asked, workload)
+    return resolved(eager, workload)
 
 
 def run_of(workload: Workload, plan: Plan | None = None) -> Running:
@@ -752,13 +752,13 @@ def run_of(workload: Workload, plan: Plan | None = None) -> Running:
 def eager_plans(problem: Problem, workload: Workload, plan: Plan | None = None) -> list[Plan]:
     """The step of a problem while nothing is fused: in plain DDP, then sharded where it is."""
     samples = problem.samples or workload.batch
-    asked = eager_plan(workload, plan).but(
+    eager = eager_plan(workload, plan).but(
         dp=problem.wire.ranks,
         recompute="full" if problem.recompute else "none",
         micro_batch=samples,
         global_batch=samples * problem.repeats * problem.wire.ranks,
     )
-    return [asked, *([asked.but(zero=problem.zero)] if problem.zero else [])]
+    return [eager, *([eager.but(zero=problem.zero)] if problem.zero else [])]
 
 
 def with_reference(problem: Problem, eager: Sequence[Prediction], cluster: Cluster) -> Problem:

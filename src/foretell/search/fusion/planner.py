@@ -340,15 +340,15 @@ def bundles(judge: Evaluator, scored: Scored, edges: list[int], refused: set[Any
     for look, place in _possible_changes(scored.fusion, edges):
         if look not in refused:
             offered.setdefault(look, Bundle(look)).places.append(place)
-    fusion, asked, kept = scored.fusion, list[tuple[Fusion, int]](), []
+    fusion, queries, kept = scored.fusion, list[tuple[Fusion, int]](), []
     for bundle in offered.values():
         tried = (_change_one(fusion, bundle.look[0], place) for place in bundle.places[:2])
         moved = next((m for m in tried if m is not None), None)  # the first layer may differ
         if moved is not None:
             live = _existing_groups(moved.fusion, moved.touched)
             kept.append((bundle, moved, live))
-            asked += [(moved.fusion, g) for g in live]
-    prices = iter(judge.prices.many(asked))
+            queries += [(moved.fusion, g) for g in live]
+    prices = iter(judge.prices.many(queries))
     for bundle, moved, live in kept:
         was = {int(fusion.group[i]) for g in live for i in moved.fusion.of(g)}
         was |= {int(fusion.group[g]) for g in moved.touched}
@@ -716,7 +716,7 @@ class _SavedState(msgspec.Struct):
 class _SearchFile(msgspec.Struct):
     """What `save` writes."""
 
-    asked: dict[str, Any]
+    options: dict[str, Any] = msgspec.field(name="asked")
     dice: tuple[int, list[int], float | None]
     idle: int
     evaluations: int
@@ -726,12 +726,12 @@ class _SearchFile(msgspec.Struct):
     states: Annotated[list[_SavedState], msgspec.Meta(min_length=1)]
 
 
-def save_search(state: BacktrackState, run: SearchRun, path: Path, asked: dict[str, Any]) -> None:
+def save_search(state: BacktrackState, run: SearchRun, path: Path, options: dict[str, Any]) -> None:
     """Write where a search stands."""
     states = [state.optimum, *(held for _, _, held in state.heap)]
     version, numbers, gauss = state.dice.getstate()
-    told = {
-        "asked": _search_options(run.judge, asked),
+    saved = {
+        "asked": _search_options(run.judge, options),
         "dice": [version, list(numbers), gauss],
         "idle": state.idle,
         "evaluations": run.judge.evaluations,
@@ -740,29 +740,29 @@ def save_search(state: BacktrackState, run: SearchRun, path: Path, asked: dict[s
         "seen": sorted(key.hex() for key in state.seen),
         "states": [_state_json(state) for state in states],
     }
-    write_text(path, json.dumps(told))
+    write_text(path, json.dumps(saved))
 
 
-def load_search(run: SearchRun, path: Path, asked: dict[str, Any]) -> BacktrackState:
+def load_search(run: SearchRun, path: Path, options: dict[str, Any]) -> BacktrackState:
     """The search that a file holds, of the same model and options."""
-    told = read_json(path, _SearchFile, "search to go on with")
-    _require_same(told.asked, _search_options(run.judge, asked), path)
+    saved = read_json(path, _SearchFile, "search to go on with")
+    _require_same(saved.options, _search_options(run.judge, options), path)
     try:
-        optimum, *states = [_load_state(run.judge, state) for state in told.states]
+        optimum, *states = [_load_state(run.judge, state) for state in saved.states]
         dice = Random()
-        dice.setstate((told.dice[0], tuple(told.dice[1]), told.dice[2]))
-        heap = [(s.step, turn, s) for s, turn in zip(states, told.turns, strict=True)]
-        seen = {bytes.fromhex(key) for key in told.seen}
+        dice.setstate((saved.dice[0], tuple(saved.dice[1]), saved.dice[2]))
+        heap = [(s.step, turn, s) for s, turn in zip(states, saved.turns, strict=True)]
+        seen = {bytes.fromhex(key) for key in saved.seen}
     except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
         raise InputError(f"`{path}` holds no search of this model: {error}") from None
     run.see(optimum)
-    run.judge.evaluations = told.evaluations
-    return BacktrackState(dice, optimum, heap, seen, told.idle, told.pushed)
+    run.judge.evaluations = saved.evaluations
+    return BacktrackState(dice, optimum, heap, seen, saved.idle, saved.pushed)
 
 
-def _search_options(judge: Evaluator, asked: dict[str, Any]) -> dict[str, Any]:
+def _search_options(judge: Evaluator, options: dict[str, Any]) -> dict[str, Any]:
     more = {"by_message": judge.by_message, "sharded": judge.sharded}
-    return {"model": judge.problem.fingerprint, **asked, **more}
+    return {"model": judge.problem.fingerprint, **options, **more}
 
 
 def _require_same(known: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
@@ -912,7 +912,7 @@ class FusionPlanner(Planner):
                 state = self._trail(run, start)
                 backtrack(run, Backtrack(self.alpha, self.beta, self.patience, self.heap), state)
                 if self.resume:
-                    save_search(state, run, Path(self.resume), self._asked)
+                    save_search(state, run, Path(self.resume), self._saved_options)
             else:
                 first = start.fusion if start is not None else None
                 climb(run, seed=self.seed, start=first, reorder=self.reorder)
@@ -923,7 +923,7 @@ class FusionPlanner(Planner):
         return FusionResult(run.best, rivals, bounds(judge, run.shortest), run, stopped)
 
     @property
-    def _asked(self) -> dict[str, Any]:
+    def _saved_options(self) -> dict[str, Any]:
         """Options that a search kept in a file has to be gone on with."""
         return {n: getattr(self, n) for n in ("seed", "start", "alpha", "beta", "heap")}
 
@@ -931,7 +931,7 @@ class FusionPlanner(Planner):
         """The paper's search at its beginning, or where a file says it stopped."""
         path = Path(self.resume) if self.resume else None
         if path is not None and path.is_file():
-            return load_search(run, path, self._asked)
+            return load_search(run, path, self._saved_options)
         return begin_backtrack(run, seed=self.seed, start=start)
 
     def _require_runs(self) -> None:
@@ -1000,7 +1000,7 @@ def _require_room(problem: Problem, start: str) -> None:
         )
 
 
-def _notes(found: FusionResult, asked: FusionPlanner, scale: float) -> tuple[str, ...]:
+def _notes(found: FusionResult, planner: FusionPlanner, scale: float) -> tuple[str, ...]:
     best = found.best
     problem, fusion = best.fusion.problem, best.fusion
     sizes = [float(problem.sizes[b].sum()) for b in best.buckets.lists()]

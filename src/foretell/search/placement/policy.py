@@ -63,8 +63,8 @@ from foretell.search.placement.problem import (
 )
 from foretell.search.placement.search import (
     Array,
-    Asked,
     Evaluator,
+    Expansion,
     Prior,
     columns,
     even_chances,
@@ -95,12 +95,12 @@ def feedback(problem: Problem, placement: Placement) -> tuple[Any, Any, Any, flo
         hold = standing(t, sets, ways, served)
         cell[:, 4] = np.minimum(peaks(t, sets, ways, hold, share) / t.room, 4.0)
         return group, cell, share, np.inf
-    seconds = told(t, *row, float(placement.fuse), share, group, cell)
+    seconds = fill_feedback(t, *row, float(placement.fuse), share, group, cell)
     return group, cell, share, float(seconds)
 
 
 @compiled
-def told(
+def fill_feedback(
     t: Tables,
     sets: I1,
     ways: I1,
@@ -187,12 +187,12 @@ class View:
     place: Floats
     link: Floats
 
-    def seen(self, now: Placement, ways_on: list[Placement]) -> Seen:
+    def seen(self, now: Placement, successors: list[Placement]) -> Seen:
         """One question."""
         problem, t = self.problem, self.problem.tables
-        rows = [canonical(problem, p) for p in (now, *ways_on)]
+        rows = [canonical(problem, p) for p in (now, *successors)]
         sets, ways, served = columns(rows)
-        told_group, told_cell, share, seconds = feedback(problem, now)
+        group_feedback, cell_feedback, share, seconds = feedback(problem, now)
         changes = (sets[1:] != sets[0]) | (ways[1:] != ways[0]) | (served[1:] != served[0])
         counts = changes.sum(axis=1)
         weights = np.where(counts[:, None] > 0, changes, 1.0) / np.maximum(
@@ -200,20 +200,20 @@ class View:
         ).reshape(-1, 1)
         member = t.member / t.member.sum(axis=1, keepdims=True)
         onto = (weights[:, :, None] * member[sets[1:]]).sum(axis=1)
-        asked = changes.any(axis=0)
+        changing = changes.any(axis=0)
         level = min(seconds / self.scale, MOST)
-        state = np.stack([asked, np.full(len(asked), level)], axis=1)
-        group = [self.group, told_group, np.eye(len(WAYS))[ways[0]]]
+        state = np.stack([changing, np.full(len(changing), level)], axis=1)
+        group = [self.group, group_feedback, np.eye(len(WAYS))[ways[0]]]
         group += [t.size[sets[0]][:, None] / t.size[0], state]
         placed = t.member[sets[0]]
         assigned = share[sets[0]] * placed / t.batch
         ends = t.reads[:, :2]
         joined = sets[0][ends[:, 0]] == sets[0][ends[:, 1]]
-        way_on = self._ways_on(rows, sets, ways, counts, level)
+        way_on = self._successor_features(rows, sets, ways, counts, level)
         handed = t.read_bytes * t.batch * self.rate[0, min(1, len(self.rate) - 1)]
         return Seen(
             _small(np.concatenate(group, axis=1)),
-            _small(np.concatenate([self.cell, told_cell], axis=1)),
+            _small(np.concatenate([self.cell, cell_feedback], axis=1)),
             _small(np.stack([self.place, placed, assigned], axis=2)),
             self.link,
             _small(np.stack([handed, joined], axis=1)),
@@ -224,7 +224,7 @@ class View:
             (weights[:, :, None] * member[sets[0]]).sum(axis=1).astype(np.float32),
         )
 
-    def _ways_on(
+    def _successor_features(
         self, rows: list[Placement], sets: Ints, ways: Ints, counts: Ints, level: float
     ) -> Floats:
         """[k, WAY_ON] of each way on: its sums, its differences, its words."""
@@ -489,9 +489,9 @@ def _beside(
 ) -> Floats:
     """What each group hears along its edges, added up."""
     sent = dense(group, *_layer(weights, f"{name}.left"))
-    told = np.maximum(sent[:, source] + dense(edge, weights[f"{name}.edge.weight"]), 0)
+    messages = np.maximum(sent[:, source] + dense(edge, weights[f"{name}.edge.weight"]), 0)
     out = np.zeros_like(sent)
-    np.add.at(out.swapaxes(0, 1), target, told.swapaxes(0, 1))
+    np.add.at(out.swapaxes(0, 1), target, messages.swapaxes(0, 1))
     return out
 
 
@@ -526,11 +526,11 @@ class Learned:
     weights: Weights
     _view: View | None = field(default=None, init=False, repr=False)
 
-    def __call__(self, on: Evaluator, asked: Sequence[Asked]) -> list[Array]:
+    def __call__(self, on: Evaluator, expansions: Sequence[Expansion]) -> list[Array]:
         """For each question, chances that add up to 1."""
         if self._view is None or self._view.problem is not on.problem:
             self._view = view(on.problem)
-        seen = [self._view.seen(one.now, one.ways_on) for one in asked]
+        seen = [self._view.seen(one.now, one.successors) for one in expansions]
         return [_floored(chances(found)) for found in scores(self.weights, seen)]
 
 

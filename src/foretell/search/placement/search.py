@@ -790,29 +790,29 @@ UNTRIED = 0.7  # on 14 problems no game was on: 0, 0.5, 0.7, 1 gain 4.3, 4.9, 5.
 SHARP = 0.1  # share of a step by which look-ahead lets chances fall by e: 0.03 gets stuck
 
 
-class Asked(NamedTuple):
+class Expansion(NamedTuple):
     """A placement and the ways on from it."""
 
     now: Placement
-    ways_on: list[Placement]
+    successors: list[Placement]
 
 
 class Prior(Protocol):
     """Says how promising each way on is, before any is tried."""
 
-    def __call__(self, on: Evaluator, asked: Sequence[Asked]) -> list[Array]:
+    def __call__(self, on: Evaluator, expansions: Sequence[Expansion]) -> list[Array]:
         """For each question, chances that add up to 1."""
 
 
-def even_chances(on: Evaluator, asked: Sequence[Asked]) -> list[Array]:
+def even_chances(on: Evaluator, expansions: Sequence[Expansion]) -> list[Array]:
     """Nothing is known."""
-    return [np.full(len(one.ways_on), 1 / len(one.ways_on)) for one in asked]
+    return [np.full(len(one.successors), 1 / len(one.successors)) for one in expansions]
 
 
-def look_ahead(on: Evaluator, asked: Sequence[Asked]) -> list[Array]:
+def look_ahead(on: Evaluator, expansions: Sequence[Expansion]) -> list[Array]:
     """By what one simulation of each says: chances fall by e for every tenth of a step."""
-    on.many([way for one in asked for way in one.ways_on])
-    return [by_seconds(np.array(on.many(one.ways_on))) for one in asked]
+    on.many([way for one in expansions for way in one.successors])
+    return [by_seconds(np.array(on.many(one.successors))) for one in expansions]
 
 
 def by_seconds(took: Array) -> Array:
@@ -934,12 +934,14 @@ class Tree:
     def _open(self, leaves: list[Node]) -> None:
         deepest = len(self._runs)
         fresh = [n for n in dict.fromkeys(leaves) if n.depth <= deepest and not n.children]
-        asked = [Asked(n.now, self._ways_on(n)) for n in fresh]
-        if not asked:
+        expansions = [Expansion(n.now, self._successors(n)) for n in fresh]
+        if not expansions:
             return
-        for node, one, chances in zip(fresh, asked, self.prior(self.on, asked), strict=True):
+        for node, one, chances in zip(
+            fresh, expansions, self.prior(self.on, expansions), strict=True
+        ):
             node.chances = self._noisy(chances) if node.depth <= 2 else chances
-            node.children = [self._node(node.depth + 1, now) for now in one.ways_on]
+            node.children = [self._node(node.depth + 1, now) for now in one.successors]
             node.taken = np.zeros(len(node.children))
 
     def _node(self, depth: int, now: Placement) -> Node:
@@ -952,7 +954,7 @@ class Tree:
         mixed: Array = (1 - self.noise) * chances + self.noise * drawn / drawn.sum()
         return mixed
 
-    def _ways_on(self, node: Node) -> list[Placement]:
+    def _successors(self, node: Node) -> list[Placement]:
         """What may be decided next, what there is among it."""
         if node.depth < 0:
             found = list(self.starts)

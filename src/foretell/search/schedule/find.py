@@ -26,7 +26,7 @@ from foretell.plan.costs import ROUNDING
 from foretell.plan.lower import Priced, hop, priced
 from foretell.predict import Prediction, predict
 from foretell.search.kit import Planned, Planner, silent
-from foretell.search.kit import Progress as Told
+from foretell.search.kit import Progress as SearchProgress
 from foretell.search.schedule import integer_problem
 from foretell.search.schedule.exact_search import (
     PeriodSearch,
@@ -420,10 +420,10 @@ def with_searched_order(
 
     Stages cost, hold and send what the plan's own lowering says.
     """
-    asked = plan.but(schedule="zb-h1", chunks=1, actions=())
+    zero_bubble = plan.but(schedule="zb-h1", chunks=1, actions=())
     try:
-        asked, cluster = settled(asked, workload, cluster)
-        found = priced(asked, workload, cluster)
+        zero_bubble, cluster = settled(zero_bubble, workload, cluster)
+        found = priced(zero_bubble, workload, cluster)
         num = micro_batches(found.plan)
         if len(found.stages) * num > MOST_ACTIONS:
             return None
@@ -738,7 +738,9 @@ class PipelinePlanner(Planner):
     micro_batch: int = 1  # samples of one micro-batch
     work: float = WORK  # seconds of work for all shapes, about CPU seconds
 
-    def plan(self, workload: Workload, cluster: Cluster, progress: Told = silent) -> Planned:
+    def plan(
+        self, workload: Workload, cluster: Cluster, progress: SearchProgress = silent
+    ) -> Planned:
         """The quickest pipeline for the workload's samples on every rank."""
         began = time.process_time()
         samples = workload.batch * cluster.size

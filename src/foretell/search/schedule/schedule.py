@@ -530,8 +530,8 @@ def cache_folder() -> Path:
 
 def cache_key(problem: Problem, micro_batches: int, **options: Any) -> str:
     """The name of the file that would hold the answer to a question."""
-    asked = json.dumps([VERSION, problem.fingerprint, micro_batches, options], sort_keys=True)
-    return hashlib.sha256(asked.encode()).hexdigest()[:40]
+    text = json.dumps([VERSION, problem.fingerprint, micro_batches, options], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
 def load_cached(where: Path, name: str, problem: Problem) -> Schedule | None:

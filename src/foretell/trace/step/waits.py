@@ -240,11 +240,11 @@ def _in_graphs(d: RankStep) -> Array:
     return found
 
 
-def _guessed(d: RankStep, issue: Issue, asked: Array) -> set[tuple[int, int]]:
+def _guessed(d: RankStep, issue: Issue, candidates: Array) -> set[tuple[int, int]]:
     """Pairs where a trace records no waits: work that was ready and began just when work of
     another stream, issued before it, had ended."""
     work, none = d.device.work, np.zeros(0, np.int64)
-    held = np.flatnonzero((work.start - ready_times(d, none, none) > HELD_UP) & asked)
+    held = np.flatnonzero((work.start - ready_times(d, none, none) > HELD_UP) & candidates)
     ranked = np.argsort(work.end, kind="stable")
     ends, pairs = work.end[ranked], set()
     for target in held.tolist():

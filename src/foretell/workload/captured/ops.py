@@ -484,13 +484,15 @@ def _token_exchange(name: str, tokens: int, width: int) -> Exchange:
 
 def convolved(model: Model, row: ForwardCall, name: str) -> list[Piece]:
     """A convolution with its bias, and the communication of its split."""
-    image, asked, out = _window(model, row, row.call.values[6] in ("True", "1"))
-    made = convolution(name, image, out, asked, bias=bool(row.call.dims[2]))
+    image, window, out = _window(model, row, row.call.values[6] in ("True", "1"))
+    made = convolution(name, image, out, window, bias=bool(row.call.dims[2]))
     model.first = False
     if not model.images:  # a few patches before words: left whole
         made = [replace(p, splits={}, most={}) for p in made if isinstance(p, Op)]
-    window = ("k", "c", *"rst"[: len(asked.sides)])
-    return [_own(model, row, piece, window) if isinstance(piece, Op) else piece for piece in made]
+    weight_dims = ("k", "c", *"rst"[: len(window.sides)])
+    return [
+        _own(model, row, piece, weight_dims) if isinstance(piece, Op) else piece for piece in made
+    ]
 
 
 def _own(model: Model, row: ForwardCall, op: Op, window: tuple[str, ...]) -> Op:
@@ -533,8 +535,8 @@ def _window(model: Model, row: ForwardCall, turned: bool) -> tuple[Image, Window
     turn = (*sides[-2:], *sides[:-2]), (*kernel[-2:], *kernel[:-2]), (*pads[-2:], *pads[:-2])
     image = Image(channels, *turn[0])
     first = model.first and not any(model.rows[i].live for i in row.after)
-    asked = Window(turn[1], stride, turn[2], groups, first, model.whole or not model.images)
-    return image, replace(asked, turned=turned), out
+    window = Window(turn[1], stride, turn[2], groups, first, model.whole or not model.images)
+    return image, replace(window, turned=turned), out
 
 
 def _pads(pads: Dims, kernel: Dims, dilation: Dims) -> list[int]:
@@ -587,13 +589,13 @@ def pool(model: Model, at: int, name: str) -> list[Piece]:
     image = Image(x[1], *x[-2:], *x[2:-2])
     kernel = each(call.numbers(1) or (1,), sides)
     stride, pads = (call.numbers(2) or kernel)[-1], each(call.numbers(3) or (0,), sides)
-    asked = Window(
+    window = Window(
         (*kernel[-2:], *kernel[:-2]), stride, (*pads[-2:], *pads[:-2]), 1, False,
         model.whole or not model.images,
     )  # fmt: skip
-    ops: list[Piece] = list(halos(name, image, image.c, asked)) if model.images else []
+    ops: list[Piece] = list(halos(name, image, image.c, window)) if model.images else []
     dims = image.dims()
-    splits = {} if asked.whole else splits_of(image)
+    splits = {} if window.whole else splits_of(image)
     saved = kept_of(model, row, ("batch", *dims), dims)
     options = {"of": "max" if row.op.startswith("max") else "mean"}
     return [*ops, Op(name, "pool", dims, splits, saved=saved, options=options)]

@@ -93,67 +93,67 @@ def _each(value: Sides, image: Image) -> tuple[int, ...]:
 
 
 def convolution(
-    name: str, image: Image, out: int, asked: Window, *, bias: bool
+    name: str, image: Image, out: int, window: Window, *, bias: bool
 ) -> list[Op | Exchange]:
     """A convolution with its bias and the communication of its split."""
-    windows = dict(zip("rst", map(float, asked.sides), strict=False))
+    windows = dict(zip("rst", map(float, window.sides), strict=False))
     dims = image.dims() | {"k": float(out)} | windows
-    left = asked.out(image, out)
-    splits = {} if asked.whole else splits_of(image)
+    left = window.out(image, out)
+    splits = {} if window.whole else splits_of(image)
     most = {axis: int(left.dims()[side]) for axis, side in splits.items() if left.dims()[side] > 1}
-    if asked.groups == 1:
+    if window.groups == 1:
         splits["filter"], most["filter"] = "k", out
-    if asked.groups == 1 and not asked.first:
+    if window.groups == 1 and not window.first:
         splits["channel"], most["channel"] = "c", image.c
     if len(most) < len(splits):  # behind the mean there is nothing left of an image to split
         splits = {axis: side for axis, side in splits.items() if axis in most}
-    weight = Tensor(f"{name}.weight", ("k", "c", *windows), times=1 / asked.groups)
-    options = _options(asked)
-    saved = (Tensor("input", ("batch", *image.dims())),) if asked.first else ()
+    weight = Tensor(f"{name}.weight", ("k", "c", *windows), times=1 / window.groups)
+    options = _options(window)
+    saved = (Tensor("input", ("batch", *image.dims())),) if window.first else ()
     op = Op(name, "conv", dims, splits, (weight,), saved, most, options=options)
-    made = image if asked.turned else left
-    ways = _filter_ways(name, image, left, asked) if asked.groups == 1 else ([], [])
-    added = _bias(name, made, asked) if bias else []
-    return [*halos(name, image, out, asked), *ways[0], op, *ways[1], *added]
+    made = image if window.turned else left
+    ways = _filter_ways(name, image, left, window) if window.groups == 1 else ([], [])
+    added = _bias(name, made, window) if bias else []
+    return [*halos(name, image, out, window), *ways[0], op, *ways[1], *added]
 
 
-def _options(asked: Window) -> dict[str, Any]:
-    options: dict[str, Any] = {"stride": asked.stride, "groups": asked.groups}
-    same = len(set(asked.pads)) == 1
-    options |= {"pad": asked.pads[0]} if same else {"pads": asked.pads}
-    return options | {k: True for k in ("first", "turned") if getattr(asked, k)}
+def _options(window: Window) -> dict[str, Any]:
+    options: dict[str, Any] = {"stride": window.stride, "groups": window.groups}
+    same = len(set(window.pads)) == 1
+    options |= {"pad": window.pads[0]} if same else {"pads": window.pads}
+    return options | {k: True for k in ("first", "turned") if getattr(window, k)}
 
 
-def _bias(name: str, made: Image, asked: Window) -> list[Op]:
+def _bias(name: str, made: Image, window: Window) -> list[Op]:
     """A bias is a kernel of its own, and so is its gradient."""
     weights = (Tensor(f"{name}.bias", ("c",)),)
     options = {"passes": 2.0, "back": 1.0, "back_kernel": "reduce"}
-    splits = {} if asked.whole else splits_of(made)
+    splits = {} if window.whole else splits_of(made)
     return [Op(f"{name}.bias", "pointwise", made.dims(), splits, weights, options=options)]
 
 
 def _filter_ways(
-    name: str, image: Image, left: Image, asked: Window
+    name: str, image: Image, left: Image, window: Window
 ) -> tuple[list[Exchange], list[Exchange]]:
     """Before and behind a convolution: what ranks that split filters or channels exchange."""
-    x, y, splits = image.dims(), left.dims(), {} if asked.whole else splits_of(image)
+    x, y, splits = image.dims(), left.dims(), {} if window.whole else splits_of(image)
     behind = [Exchange(f"{name}.y", "filter", "all_gather", "", y, splits)]
-    if asked.first:
+    if window.first:
         return [], behind
     before = [Exchange(f"{name}.dx", "filter", "", "all_reduce", x, splits)]
     before += [Exchange(f"{name}.dx", "channel", "", "all_gather", x, splits)]
     return before, [*behind, Exchange(f"{name}.y", "channel", "all_reduce", "", y, splits)]
 
 
-def halos(name: str, image: Image, out: int, asked: Window) -> Iterator[Exchange]:
+def halos(name: str, image: Image, out: int, window: Window) -> Iterator[Exchange]:
     """Rows of x forward and of dy backward that the neighbours' windows reach into."""
-    left = asked.out(image, out)
+    left = window.out(image, out)
     for axis, side in SPATIAL.items():
-        if asked.whole or side not in image.dims() or image.dims()[side] == 1:
+        if window.whole or side not in image.dims() or image.dims()[side] == 1:
             continue
-        width = asked.sides["rst".index(_WINDOW[side])] // 2
+        width = window.sides["rst".index(_WINDOW[side])] // 2
         others = {a: s for a, s in SPATIAL.items() if s != side and s in image.dims()}
-        if width and not asked.turned:
+        if width and not window.turned:
             x = image.dims() | {side: float(width)}
             yield Exchange(f"{name}.halo", axis, "send", "", x, others)
             y = left.dims() | {side: float(width)}
@@ -225,10 +225,10 @@ class Net:
     ) -> Image:
         """A convolution, padded to keep its size by default, then norm and activation."""
         first = not self.layers and not self.ops
-        asked = window_of(self.at, kernel, stride, pad, groups, first=first, whole=self.whole)
+        window = window_of(self.at, kernel, stride, pad, groups, first=first, whole=self.whole)
         name = self._name("conv")
-        self.ops += convolution(name, self.at, out, asked, bias=bias)
-        self.at = asked.out(self.at, out)
+        self.ops += convolution(name, self.at, out, window, bias=bias)
+        self.at = window.out(self.at, out)
         if norm:
             self.norm(f"{name}.norm")
         return self.act(act) if act else self.at
@@ -241,8 +241,8 @@ class Net:
         """A transposed convolution whose windows do not overlap: sides grow by `stride`."""
         name, c = self._name("up"), self.at.c
         grown = Image(out, *(int(stride * v) for v in self.at.sides().values()))
-        asked = replace(window_of(grown, stride, stride, 0, 1, whole=self.whole), turned=True)
-        self.ops += convolution(name, grown, c, asked, bias=False)
+        window = replace(window_of(grown, stride, stride, 0, 1, whole=self.whole), turned=True)
+        self.ops += convolution(name, grown, c, window, bias=False)
         self.at = grown
         return self.at
 
@@ -293,9 +293,9 @@ class Net:
     ) -> Image:
         """A pool; `up` rounds sides up. A maximum keeps where it was found."""
         name = self._name("pool")
-        asked = window_of(self.at, window, stride, pad, 1, whole=self.whole)
-        self.ops += list(halos(name, self.at, self.at.c, asked))
-        out = asked.out(self.at, self.at.c, up=up)
+        pooling = window_of(self.at, window, stride, pad, 1, whole=self.whole)
+        self.ops += list(halos(name, self.at, self.at.c, pooling))
+        out = pooling.out(self.at, self.at.c, up=up)
         share = size_of(out) / size_of(self.at)
         dims = ("batch", *self.at.dims())
         saved = [Tensor("output", dims, times=share)]
