@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from foretell.pytorch.tune.launch import Asked, measure
+from foretell.pytorch.tune.launch import TuneRequest, measure
 from foretell.search.fusion.lanes import (
     DEFAULT,
     Profile,
@@ -90,7 +90,7 @@ def main() -> None:
 
 def row(model: str, ranks: int, link: str, rounds: int, steps: int) -> dict[str, object]:
     os.environ["FUSION_MODEL"] = model
-    options = Asked(SCRIPT, steps=8, rounds=rounds, device="cpu", network=link)
+    options = TuneRequest(SCRIPT, steps=8, rounds=rounds, device="cpu", network=link)
     ways = searched_ways(measure(options, ranks), ranks)
     tried = ways.unique
     caps = tuple(ways.caps(cut) for cut in tried)
