@@ -217,6 +217,8 @@ def _sharded(
         }
         for k, op in enumerate(("all_gather", "reduce_scatter"))
     )  # fmt: skip
+    if not layers:  # a chunk of more chunks than blocks: it sends its input on
+        return []
     pieces = [gather[layers[0][0]]]
     gathered, done = 0, -1  # where the gather and the compute of the layer before stand
     for k, which in enumerate(layers):

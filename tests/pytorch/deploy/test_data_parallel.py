@@ -8,7 +8,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from foretell.errors import InputError  # noqa: E402
-from foretell.pytorch.deploy.buckets import Layout, by_size  # noqa: E402
+from foretell.pytorch.deploy.buckets import Layout, of_parameters  # noqa: E402
 from foretell.pytorch.deploy.sync import synchronize  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 from tests.pytorch.deploy.same import CLOSE, STEPS, adam, alone, mlp, off, part, samples, sgd  # noqa: E402
@@ -263,14 +263,14 @@ def test_layouts_that_cannot_be():
 
 def test_buckets_by_size_are_those_of_ddp():
     parameters = {f"p{i}": torch.empty(100_000) for i in range(6)}
-    made = by_size(parameters, 1_000_000)
+    made = of_parameters(parameters, 1_000_000)
     assert made.buckets == (("p5", "p4", "p3"), ("p2", "p1", "p0"))
 
 
 def test_a_bucket_has_parameters_of_one_format():
     formats = [torch.float32, torch.float64, torch.float32, torch.float64]
     parameters = {f"p{i}": torch.empty(4, dtype=f) for i, f in enumerate(formats)}
-    assert by_size(parameters).buckets == (("p3", "p1"), ("p2", "p0"))
+    assert of_parameters(parameters).buckets == (("p3", "p1"), ("p2", "p0"))
 
 
 def apart(mine, wanted):

@@ -212,7 +212,7 @@ def test_two_nodes_meet(script):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--plan", "ep=2,dp=2,tp=2"], "this plan cannot be run:\n  ep=2"),
+        (["--plan", "ep=2,dp=2,compile=yes"], "this plan cannot be run:\n  ep=2"),
         (["--plan", "dp=4", "-n", "2"], "needs 4 ranks, not 2"),
         (["--plan", "dp=4", "--nodes", "2"], "have to meet somewhere"),
         (["--plan", "dq=4"], "unknown field of a plan"),

@@ -13,7 +13,7 @@ in which their gradients become ready, so that all ranks agree without asking ea
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,23 +61,32 @@ class Layout:
                 )
 
 
-def by_size(parameters: Mapping[str, Any], bucket_bytes: float = BUCKET_BYTES) -> Layout:
+def by_size(
+    sizes: Mapping[str, float],
+    bucket_bytes: float = BUCKET_BYTES,
+    kinds: Mapping[str, object] | None = None,
+) -> Layout:
     """Buckets as DDP makes them: last parameter first, closed when they reach their size.
 
-    A bucket has parameters of one format on one device.
+    `sizes` are bytes; parameters of unlike `kinds` are in buckets of their own.
     """
     first = min(FIRST_BYTES, bucket_bytes)
-    full, filling = list[list[str]](), dict[Any, list[str]]()
-    held: Counter[Any] = Counter()
-    for name in reversed(list(parameters)):
-        p = parameters[name]
-        kind = (p.dtype, p.device)
+    full, filling = list[list[str]](), dict[object, list[str]]()
+    held = defaultdict[object, float](float)
+    for name in reversed(list(sizes)):
+        kind = kinds[name] if kinds else None
         filling.setdefault(kind, []).append(name)
-        held[kind] += p.numel() * p.element_size()
+        held[kind] += sizes[name]
         if held[kind] >= (bucket_bytes if full else first):
             full.append(filling.pop(kind))
             held[kind] = 0
     return Layout(tuple(tuple(bucket) for bucket in (*full, *filling.values())))
+
+
+def of_parameters(parameters: Mapping[str, Any], bucket_bytes: float = BUCKET_BYTES) -> Layout:
+    """DDP's buckets of parameters, each of one format on one device."""
+    sizes = {n: p.numel() * p.element_size() for n, p in parameters.items()}
+    return by_size(sizes, bucket_bytes, {n: (p.dtype, p.device) for n, p in parameters.items()})
 
 
 Tensor = Any

@@ -41,9 +41,9 @@ from foretell.pytorch.deploy.buckets import (
     Buckets,
     Layout,
     broadcast_state,
-    by_size,
     like,
     local,
+    of_parameters,
     share_buffers,
 )
 from foretell.pytorch.deploy.collective import all_gather
@@ -509,7 +509,7 @@ def synchronize(
     broadcast_state(model, group, ranks, apart)
     reduced = {n: trained[n] for n in words["all-reduce"]}
     if not isinstance(layout, Layout):
-        layout = by_size(reduced, layout or BUCKET_BYTES)
+        layout = of_parameters(reduced, layout or BUCKET_BYTES)
     owner = words["ps"] | owners({n: trained[n].numel() for n in words["sharded"]}, size)
     served = {n: p for n, p in trained.items() if n in owner}
     sync = Sync(
