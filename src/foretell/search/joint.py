@@ -189,6 +189,11 @@ class Restriction:
             )
 
 
+def _takes_its_steps(plan: Plan) -> bool:
+    """Whether a plan runs the step in a loop of its own, in place of the script's."""
+    return bool(in_own_loop(plan) or plan.late or plan.regions)
+
+
 def _same(plan: Plan, name: str, value: Any) -> bool:
     if name == "sp" and plan.tp == 1:
         return True
@@ -333,8 +338,7 @@ class _Search:
 
     def _accepts(self, plan: Plan) -> bool:
         o = self.options
-        is_ours = bool(in_own_loop(plan) or plan.late or plan.regions)
-        if o.runnable and (unsupported(plan) or (o.own_loop and is_ours)):
+        if o.runnable and (unsupported(plan) or (o.own_loop and _takes_its_steps(plan))):
             return False
         if self.options.framework not in ("", plan.framework):
             return False
@@ -777,20 +781,20 @@ def _diverse(swept: Swept, order: list[int], most: int) -> list[int]:
     One that runs more again than it must, or that the closed form cannot tell from one before, is
     left out.
     """
-    seen: dict[str, int] = {}
-    firsts, notes, fits = list[int](), set[object](), {swept.plans[i] for i in order}
+    of_strategy: dict[str, int] = {}
+    firsts, seen, fits = list[int](), set[object](), {swept.plans[i] for i in order}
     good = []
     for i in order:
         plan = swept.plans[i]
         name, again = strategy(plan), plan.recompute
         same = name, plan.micro_batch, plan.framework, round(float(swept.found.step[i]), 12)
         less = {"none": (), "selective": ("none",), "full": ("none", "selective")}[again]
-        if same in notes or any(plan.but(recompute=word) in fits for word in less):
+        if same in seen or any(plan.but(recompute=word) in fits for word in less):
             continue
-        notes.add(same)
+        seen.add(same)
         good.append(i)
-        if seen.get(name, 0) < 3:
-            seen[name] = seen.get(name, 0) + 1
+        if of_strategy.get(name, 0) < 3:
+            of_strategy[name] = of_strategy.get(name, 0) + 1
             firsts.append(i)
     half = max(most // 2, 1)
     return list(dict.fromkeys([*good[:half], *firsts]))[:most]

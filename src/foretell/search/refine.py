@@ -146,23 +146,27 @@ class Evaluator:
                 self.evaluations += 1
                 self.forms[form] = text
                 able.append(plan)
-        self.known |= {
-            str(plan): one for plan, one in zip(able, self._predicted(able), strict=True)
-        }
+        try:
+            found: Sequence[Prediction | None] = (
+                predict_many(able, self.workload, self.cluster, advises=False)
+                if self.pool is None or len(able) < 2
+                else self._by_workers(able, self.pool)
+            )
+        except ForetellError:  # of one of them: each by itself
+            found = [one for p in able for one in _predictions([p], self.workload, self.cluster)]
+        self.known |= {str(plan): one for plan, one in zip(able, found, strict=True)}
         self.known |= {text: self.known[first] for text, first in same.items()}
         mine = ((plan, self.known.get(str(plan))) for plan in plans)
         return [
             Found(plan, one, self.worth(one)) for plan, one in mine if one is not None and one.fits
         ]
 
-    def _predicted(self, plans: list[Plan]) -> list[Prediction | None]:
-        """Predictions here, or a part of them by each worker: the same either way."""
+    def _by_workers(self, plans: list[Plan], pool: Pool) -> list[Prediction | None]:
+        """Predictions, a part of them by each worker."""
         work = partial(_predictions, workload=self.workload, cluster=self.cluster)
-        if self.pool is None or len(plans) < 2:
-            return work(plans)
-        many = min(self.pool.size, len(plans))
+        many = min(pool.size, len(plans))
         cuts = [len(plans) * k // many for k in range(many + 1)]
-        parts = self.pool.map(work, [plans[a:b] for a, b in pairwise(cuts)])
+        parts = pool.map(work, [plans[a:b] for a, b in pairwise(cuts)])
         return [one for part in parts for one in part]
 
     def new(self, plans: Iterable[Plan]) -> list[Plan]:
